@@ -32,8 +32,8 @@ pub enum Error {
     Interrupted,
     /// The group was created before a fork; the child cannot use it.
     #[error(
-        "group `{group}` was made before this process was forked: a forked child (a DataLoader worker?) cannot use its \
-         parent's communicators; make a group of its own in the child, or move the collective to the parent"
+        "group `{group}` was created before this process was forked: a forked child (a DataLoader worker?) cannot use its \
+         parent's communicators; create a new group in the child, or move the collective to the parent"
     )]
     Forked { group: String },
     /// A system call failed, or a resource is missing.

@@ -56,7 +56,7 @@ struct Diverted {
 
 static DIVERTED: PerProcess<Diverted> = PerProcess::new();
 
-/// Diverts log lines to the returned receiver: those up to `level` and those that the settings select.
+/// Diverts log lines to the returned receiver: lines up to `level` and lines that the settings select.
 pub fn divert(level: Level) -> Receiver<Line> {
     let (to, lines) = channel();
     let diverted = DIVERTED.get();

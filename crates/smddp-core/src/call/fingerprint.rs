@@ -1,7 +1,7 @@
 //! Fingerprint of a call: two 64-bit words that are equal on all ranks of the call.
 //!
-//! `what`: collective, dtype, redop, root, plan. `count`: elements. If the number of elements does not describe the
-//! call (blocks of different sizes, a factor), a hash of the rest is added, so that calls with equal sums differ.
+//! `what`: collective, dtype, redop, root, plan. `count`: elements. A hash is added for blocks of different sizes
+//! and for a factor, so that calls with equal sums differ.
 
 use smddp_plan::{Collective, Counts, Decision};
 use smddp_transport::CallFingerprint;

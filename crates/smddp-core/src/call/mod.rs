@@ -117,12 +117,12 @@ impl Side<'_> {
     }
 
     /// Checks that this side has as many elements as `part` of the other side requires.
-    fn holds(&self, have: usize, want: usize, part: &str, other: &Self) -> Result<()> {
-        if have == want {
+    fn check_count(&self, actual: usize, expected: usize, part: &str, other: &Self) -> Result<()> {
+        if actual == expected {
             return Ok(());
         }
         let other = other.side;
-        Err(Error::Invalid(format!("{self} has {have} elements, {part} {other} asks for {want}")))
+        Err(Error::Invalid(format!("{self} has {actual} elements, {part} {other} requires {expected}")))
     }
 }
 
@@ -143,17 +143,17 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
         Counts::Whole(_) | Counts::Pairs(..) => 0,
     };
     let rooted = call.collective.has_root();
-    let here = !rooted || call.root == rank;
+    let has_both_sides = !rooted || call.root == rank;
     // `each`: the side that every rank has. Only the root may have the other one.
     let whole = |each: Side<'_>, other: Side<'_>| {
         let count = each.flat()?;
-        if here {
-            other.holds(other.flat()?, count, "the", &each)?;
+        if has_both_sides {
+            other.check_count(other.flat()?, count, "the", &each)?;
         }
         Ok(Counts::Whole(count))
     };
     let blocks = |each: Side<'_>, other: Side<'_>| {
-        if !here {
+        if !has_both_sides {
             return Ok(Counts::Even(each.flat()?));
         }
         let counts = other.counts(size)?;
@@ -162,10 +162,10 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
                 "{name}: all blocks must have the same size, not {list:?} elements"
             )));
         }
-        each.holds(each.flat()?, block(&counts, rank), "this rank's block of the", &other)?;
+        each.check_count(each.flat()?, block(&counts, rank), "this rank's block of the", &other)?;
         Ok(counts)
     };
-    if here {
+    if has_both_sides {
         call.check_outputs()?;
     }
     match call.collective {
@@ -184,7 +184,7 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
             (a, b) => {
                 let all = |c: &Counts| (0..size).map(|i| block(c, i)).collect::<Vec<_>>();
                 let (send, receive) = (all(&a), all(&b));
-                input.holds(send[rank], receive[rank], "this rank's own block of the", &output)?;
+                input.check_count(send[rank], receive[rank], "this rank's own block of the", &output)?;
                 Ok(Counts::Pairs(send, receive))
             }
         },

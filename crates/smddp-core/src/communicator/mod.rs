@@ -105,14 +105,14 @@ impl Communicator {
             config,
         }));
         comm.set_timeout(timeout);
-        let mut live = lock(OPEN_GROUPS.get());
-        live.retain(|known| known.strong_count() > 0);
-        live.push(Arc::downgrade(&comm.0));
+        let mut open = lock(OPEN_GROUPS.get());
+        open.retain(|group| group.strong_count() > 0);
+        open.push(Arc::downgrade(&comm.0));
         comm
     }
 
     /// Keeps the claim of this process on its rank until the group is closed or dead.
-    pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
+    pub(crate) fn keep_claim(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
         // `fail_group` sets the reason before it releases the claim, so a group that fails meanwhile keeps none.
         if self.0.failure.get().is_none() {
@@ -236,9 +236,9 @@ impl Communicator {
         unsafe { self.run_with(call, options, false, |wait| wait()) }
     }
 
-    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `detached` switches the state and
+    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `detach` switches the state and
     /// calls the closure that it receives. A small call that the other ranks have already made completes without
-    /// `detached`.
+    /// `detach`.
     ///
     /// # Safety
     /// As for [`Communicator::run`].
@@ -246,14 +246,14 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
-        detached: impl FnOnce(&mut dyn FnMut()),
+        detach: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         if call.bytes() <= FAST_PATH_BYTES {
             // SAFETY: the caller guarantees it.
-            return unsafe { self.run_with(call, options, true, detached) };
+            return unsafe { self.run_with(call, options, true, detach) };
         }
         let (mut outcome, mut options) = (Ok(()), Some(options));
-        detached(&mut || {
+        detach(&mut || {
             if let Some(options) = options.take() {
                 // SAFETY: the caller guarantees it.
                 outcome = unsafe { self.run(call, options) };
@@ -269,7 +269,7 @@ impl Communicator {
         call: &Call<'_>,
         options: Options,
         fast: bool,
-        detached: impl FnOnce(&mut dyn FnMut()),
+        detach: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         let state = &self.0;
         state.check_usable()?;
@@ -297,18 +297,18 @@ impl Communicator {
                 return outcome;
             }
             let mut held = Some(engine);
-            detached(&mut || {
+            detach(&mut || {
                 if let Some(engine) = held.take() {
                     outcome = Some(state.run_to_completion(engine, number));
                 }
             });
-            // The buffers are in use until the operation is over, even if `detached` did not call its closure.
+            // The buffers are in use until the operation is over, even if `detach` did not call its closure.
             let rest = held.take().map(|engine| state.run_to_completion(engine, number));
             return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
         let mut options = Some(options);
-        detached(&mut || {
+        detach(&mut || {
             if let Some(options) = options.take() {
                 let on_device = options.on.is_some();
                 // SAFETY: the caller guarantees it. `wait` returns when the work is done or interrupted. After an
@@ -630,8 +630,8 @@ static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new(
 
 /// Closes all groups of this process. Called at exit, so that peers see a departure and not a death.
 pub fn shutdown() {
-    let live: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|known| known.upgrade()).collect();
-    for comm in live {
+    let open: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|group| group.upgrade()).collect();
+    for comm in open {
         Communicator(comm).close();
     }
     shutdown::join_closing_threads();

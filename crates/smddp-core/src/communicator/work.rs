@@ -55,7 +55,7 @@ impl Work {
                 group: comm.name.clone(),
                 after: timeout.unwrap_or_default(),
                 missing: Vec::new(),
-                detail: "the call goes on; wait again, or look at what the other ranks do".to_owned(),
+                detail: "the call goes on; wait again, or check the state of the other ranks".to_owned(),
             });
         }
         self.outcome()

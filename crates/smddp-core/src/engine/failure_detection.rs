@@ -144,21 +144,21 @@ impl Engine {
             self.messages.poll(&mut self.group, &self.name)?;
             if self.messages.awaited_sources().contains(&rank) {
                 let what = self.messages.oldest().unwrap_or_else(|| "recv".to_owned());
-                return Err(self.departure(what, rank));
+                return Err(self.needed_rank_error(what, rank));
             }
         }
         Ok(())
     }
 
     /// Returns the error for the departure of a rank that a pending operation needs.
-    fn departure(&mut self, what: String, rank: usize) -> Error {
-        let unclaimed = self.messages.wrong_tag_error(rank, &self.group, &self.name);
-        unclaimed.unwrap_or_else(|| self.departed(what, rank))
+    fn needed_rank_error(&mut self, what: String, rank: usize) -> Error {
+        let wrong_tag = self.messages.wrong_tag_error(rank, &self.group, &self.name);
+        wrong_tag.unwrap_or_else(|| self.departed_rank_error(what, rank))
     }
 
     /// Returns the error for a rank that left before operation `what`. It may have sent a message instead, to this
     /// rank or to another one.
-    fn departed(&mut self, what: String, rank: usize) -> Error {
+    fn departed_rank_error(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
         loop {
             if let Some(error) = self.unreceived(&what, rank) {
@@ -207,8 +207,8 @@ impl Engine {
             || self.group.p2p_is_finished(rank)
     }
 
-    /// Returns true if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may
-    /// yet report that it did not receive one.
+    /// Returns true if rank `rank` reports the departure of this rank while a receiver of this rank's messages may
+    /// still report an unreceived one.
     fn awaits_receivers(&mut self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
         let reports = |fault: &Fault| matches!(fault, Fault::Aborted { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
@@ -276,7 +276,7 @@ impl Engine {
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.waits_for(*rank, op.seq));
                     if needed || self.abandoned_data(*rank) || !moving && self.messages.needs(*rank) {
-                        return Err(self.departure(what, *rank));
+                        return Err(self.needed_rank_error(what, *rank));
                     }
                 }
                 Fault::Lost { .. } | Fault::Mismatch { .. } | Fault::Unreachable { .. } => {}
@@ -344,7 +344,7 @@ impl Engine {
             && self.queue.front().is_some_and(|op| op.seq == seq)
         {
             let what = numbered(collective, seq);
-            return Err(self.departed(what, found.rank));
+            return Err(self.departed_rank_error(what, found.rank));
         }
         // A collective without a root fails on the other rank. A rooted one may have completed without this rank.
         if leaving
@@ -410,7 +410,7 @@ impl Engine {
                     break;
                 }
                 Fault::Unreachable { rank, reason } => {
-                    self.end_leaving(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} is unreachable: {reason}", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Mismatch { .. } => {}

@@ -64,7 +64,7 @@ impl Active {
         self.post.direction.peer()
     }
     /// Returns the description for errors: "send #3 to rank 1 (5 elements of float32, tag 0)".
-    fn what(&self) -> String {
+    fn description(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
         format!("{} ({count} elements of {dtype}, tag {tag})", self.label.numbered())
     }
@@ -92,7 +92,8 @@ struct Unexpected {
 /// Receives by tag, each with its position in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
-pub(crate) struct MessageTransport {
+/// Pending sends and recvs of a rank.
+pub(crate) struct MessageQueues {
     sends: Vec<Active>,
     /// Receives that have been matched with a message.
     recvs: Vec<Active>,
@@ -116,7 +117,7 @@ pub(crate) struct MessageTransport {
     recorder: Arc<Recorder>,
 }
 
-impl MessageTransport {
+impl MessageQueues {
     pub(crate) fn new(me: usize, size: usize, recorder: Arc<Recorder>) -> Self {
         Self {
             sends: Vec::new(),
@@ -156,7 +157,7 @@ impl MessageTransport {
             Direction::FromAny => None,
         };
         match self.earliest(source, active.post.tag) {
-            Some(message) => self.assign(active, message),
+            Some(message) => self.match_recv(active, message),
             None => {
                 let number = self.next_order();
                 let by_tag = self.waiting.entry(source).or_default();
@@ -338,7 +339,7 @@ impl MessageTransport {
             self.waiting.remove(&source);
         }
         if let Some((_, recv)) = recv {
-            self.assign(recv, message);
+            self.match_recv(recv, message);
         }
     }
 
@@ -352,7 +353,7 @@ impl MessageTransport {
         pop(&mut self.unexpected, (from, tag))
     }
 
-    fn assign(&mut self, mut recv: Active, message: Unexpected) {
+    fn match_recv(&mut self, mut recv: Active, message: Unexpected) {
         let Unexpected { from, envelope, stream, .. } = message;
         recv.from = from;
         if envelope.bytes != recv.bytes() as u64 || envelope.dtype != recv.post.dtype as u64 {
@@ -480,7 +481,7 @@ fn describe(envelope: Envelope) -> String {
 
 fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
     Error::Mismatch {
-        what: recv.what(),
+        what: recv.description(),
         group: name.to_owned(),
         rank: from,
         detail: format!("{} sends {}", group.describe(from), describe(envelope)),
@@ -497,7 +498,7 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
         }
         None => "no rank sent a message with this tag".to_owned(),
     };
-    let (what, group) = (active.what(), name.to_owned());
+    let (what, group) = (active.description(), name.to_owned());
     Error::Timeout { what, group, after: active.post.timeout, missing, detail }
 }
 
@@ -526,10 +527,10 @@ mod tests {
 
     /// Returns the shortest time of several runs, to exclude interference from other processes.
     fn shortest_time(group: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut messages = MessageTransport::new(0, size, recorder());
+        let mut messages = MessageQueues::new(0, size, recorder());
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
-        let polls = |messages: &mut MessageTransport, group: &mut Group| {
+        let polls = |messages: &mut MessageQueues, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
                 assert!(!messages.poll(group, "test").unwrap());

@@ -22,7 +22,7 @@ use smddp_transport::process::record_error;
 use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::device::{DeviceSite, Enqueued};
-use crate::engine::messages::{MessageTransport, Request};
+use crate::engine::messages::{MessageQueues, Request};
 use crate::engine::operation::{CallShape, Operation};
 use crate::error::Error;
 use crate::exec::device::{self, ExecError};
@@ -45,11 +45,12 @@ pub(crate) enum Command {
     Detach(Arc<Completion>),
 }
 
+/// Operations of one group, advanced by the thread that owns the engine.
 pub(crate) struct Engine {
     pub(crate) group: Group,
     /// Collectives in call order; the first one is active.
     pub(crate) queue: VecDeque<Box<Operation>>,
-    pub(crate) messages: MessageTransport,
+    pub(crate) messages: MessageQueues,
     /// Sequence number of the next collective.
     pub(crate) next: u64,
     /// Number of completed collectives.
@@ -94,13 +95,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(
-        group: Group,
-        name: String,
-        counters: Arc<PathCounters>,
-        recorder: Arc<Recorder>,
-    ) -> Self {
-        let messages = MessageTransport::new(group.rank(), group.size(), recorder.clone());
+    pub(crate) fn new(group: Group, name: String, counters: Arc<PathCounters>, recorder: Arc<Recorder>) -> Self {
+        let messages = MessageQueues::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,
             queue: VecDeque::new(),
@@ -137,8 +133,8 @@ impl Engine {
     }
 
     /// Enqueues an operation that the caller waits for. A small operation at the head of the queue starts
-    /// immediately and is recorded while its message is in flight, because reading the clock takes as long as
-    /// sending it.
+    /// immediately. It is recorded while its message is in flight, because reading the clock takes as long as
+    /// sending.
     pub(crate) fn start(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
         if self.is_traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline
         {

@@ -283,6 +283,7 @@ impl SharedState {
         }
     }
 
+    /// Ends the group with `error`, unless it has failed already, and notifies the other ranks.
     pub(crate) fn fail_group(&self, engine: &mut Engine, error: Error) {
         let _ = self.failure.set(error);
         // A dead group does not continue, so a new process may take the rank.
@@ -297,6 +298,7 @@ impl SharedState {
         }
     }
 
+    /// Returns the outcome if `until` is met or the group has failed.
     pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
         let failure = self.failure.get();
         match until {

@@ -96,7 +96,7 @@ fn run() {
             let (mut state, changed) = progress();
             loop {
                 for comm in state.incoming.drain(..) {
-                    if !comms.iter().any(|known| Arc::ptr_eq(known, &comm)) {
+                    if !comms.iter().any(|polled| Arc::ptr_eq(polled, &comm)) {
                         comms.push(comm);
                     }
                 }

@@ -20,6 +20,7 @@ pub(crate) const DESTROYED: &str = "it was destroyed";
 /// Deletion of a value in the store over which a group started.
 pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
 
+/// State shared by the handles of one group.
 pub(crate) struct SharedState {
     pub(crate) engine: Mutex<Engine>,
     /// Completed operations and bytes, by collective and path.
@@ -34,9 +35,11 @@ pub(crate) struct SharedState {
     /// Number of collectives submitted so far.
     pub(crate) submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
+    /// Error that ended the group.
     pub(crate) failure: OnceLock<Error>,
     /// Set once a call has returned the abort reason.
     pub(crate) abort_reported: AtomicBool,
+    /// Default deadline of calls, in nanoseconds.
     pub(crate) timeout: AtomicU64,
     /// Waiting threads that have released the engine for a signal check.
     pub(crate) long_waits: AtomicUsize,
@@ -56,12 +59,14 @@ pub(crate) struct SharedState {
     /// Transport between nodes, for example `tcp`; empty for a single node.
     pub(crate) network_path: String,
     pub(crate) name: String,
+    /// Fork generation of the process that created the group.
     pub(crate) forks: u32,
     pub(crate) spin_policy: SpinPolicy,
     pub(crate) config: &'static Config,
 }
 
 impl SharedState {
+    /// Returns an error in a forked child and after the group has failed or was closed.
     pub(crate) fn check_usable(&self) -> Result<()> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });

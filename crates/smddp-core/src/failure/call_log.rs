@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(sum([&a, &b]), 0);
         b.sent(0, 7, 1);
         b.sent(0, 7, -1);
-        assert_eq!(sum([&a, &b]), 0, "one that came to nothing does not count");
+        assert_eq!(sum([&a, &b]), 0, "a failed send does not count");
         assert_eq!((a.counts[1], b.counts[0]), ((1, 0), (0, 1)));
     }
 

@@ -163,7 +163,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
         ));
     }
     if late.iter().any(|r| !silent.contains(r)) {
-        parts.push("look at their stacks (py-spy dump --pid), or give the group a longer timeout".to_owned());
+        parts.push("inspect their stacks (py-spy dump --pid), or give the group a longer timeout".to_owned());
     }
     let is_missing =
         |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);

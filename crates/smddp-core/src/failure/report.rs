@@ -97,20 +97,20 @@ pub(crate) fn lost_rank(report: &str) -> Option<usize> {
 /// Converts a report from rank `from` to an error of the same kind, for the call `what`.
 pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
-    let (fingerprint, call, text) =
+    let (header, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
-    let mut fields = fingerprint.split(';');
+    let mut fields = header.split(';');
     let kind = fields.next().unwrap_or_default();
     let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.size());
     let origin: usize = origin.unwrap_or(from);
     let ranks = parse_ranges(fields.next().unwrap_or_default(), group.size());
     let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
-    let who = group.describe(origin);
+    let reporter = group.describe(origin);
     let in_group = name.to_owned();
     // A report in an unknown format is quoted unchanged.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
     let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
-    let detail = format!("{who} reports: {call}{text}");
+    let detail = format!("{reporter} reports: {call}{text}");
     match kind {
         "T" => Error::Timeout { what, group: in_group, after, missing: ranks, detail },
         "M" => Error::Mismatch { what, group: in_group, rank: origin, detail },
@@ -124,7 +124,7 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
                 how: if ranks.first() == Some(&origin) {
                     text.to_owned()
                 } else {
-                    format!("{text}, as {who} reports")
+                    format!("{text}, as {reporter} reports")
                 },
                 advice: error_text::LOST_ADVICE,
             }

@@ -1,7 +1,7 @@
-//! Claims of processes on the ranks of a group, in the group's store. They outlive the making of the group. A rank that leaves in
-//! good order deletes its own.
+//! Claims of processes on the ranks of a group, in the group's store. They outlive the creation of the group. A
+//! rank that leaves in order deletes its own claim.
 //!
-//! Only groups that are the first of their ranks have claims: any other group is made by processes of a group that has them.
+//! Only initial groups have claims: any other group is created by processes of a group that has them.
 
 use smddp_transport::bootstrap::{Holder, RankTree};
 
@@ -18,18 +18,18 @@ pub(super) fn claim(store: &dyn Store, rank: usize, record: &[u8]) -> Result<Opt
     Ok(store.deletion(&key(rank), record))
 }
 
-/// The other process that joined the group as `rank` before, if it may still hold the rank.
+/// Returns the other process that joined the group as `rank` before, if it may still hold the rank.
 pub(super) fn holder(store: &dyn Store, rank: usize, tree: &RankTree) -> Result<Option<Holder>> {
     let key = key(rank);
     let held = store.has(std::slice::from_ref(&key))?;
     Ok(if held { tree.holder(&store.get(&key)?) } else { None })
 }
 
-/// Ranks whose claims are examined before a refusal.
+/// Maximum number of ranks whose claims are examined before a process is rejected.
 const EXAMINED: usize = 64;
 
-/// The other process that holds `rank`, if none of the first ranks of its group is known to have left: a group with a dead
-/// rank does not continue, so a restart of it is not refused.
+/// Returns the other process that holds `rank`. `None` if one of the first ranks of its group has left: a group
+/// with a dead rank does not continue, so its restart is not rejected.
 pub(super) fn running(
     store: &dyn Store,
     rank: usize,

@@ -1,4 +1,4 @@
-//! Making a group: ranks meet over a store, exchange cards, connect, and learn what the network between them is like.
+//! Group creation: ranks join over a store, exchange their rank information, connect, and measure the network.
 
 mod claims;
 mod network_probe;

@@ -1,4 +1,4 @@
-//! Making a communicator, in two halves with the exchange of cards between them.
+//! Creation of a communicator, in two halves with the exchange of rank information between them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,30 +18,29 @@ use crate::config::network;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 
-/// What to do where a rank was lost before there was a group.
-pub(super) const LOST_WHILE_MADE: &str =
-    "its own log, or the system's, says why; make the group anew, without it or with a new one in its place";
+/// Advice in errors about a rank that was lost before the group existed.
+pub(super) const LOST_AT_STARTUP: &str = "see that rank's log or the system log for the cause; create the group again without this rank or with a replacement";
 
-/// First half of making a communicator. No rank waits here.
+/// First half of the creation of a communicator. No rank waits here.
 pub struct Pending {
     call: String,
     name: String,
     timeout: Duration,
     prepared: Prepared,
-    /// Reductions are in canonical order, whatever the setting says.
+    /// Reductions use the canonical order, regardless of the setting.
     canonical: bool,
-    /// When it was begun, and when the card was written.
+    /// Times at which the creation began, and at which the rank information was complete.
     begun: Instant,
     prepared_at: Instant,
 }
 
 impl Pending {
-    /// `timeout`: the deadline of every call that has none of its own.
+    /// Prepares rank `rank` of a group. `timeout`: deadline of calls without their own deadline.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
         Self::with_order(name, rank, size, timeout, false)
     }
 
-    /// As [`Pending::new`]; `canonical`: reductions are in canonical order, whatever the setting says.
+    /// Like [`Pending::new`]; `canonical`: reductions use the canonical order, regardless of the setting.
     pub(super) fn with_order(
         name: &str,
         rank: usize,
@@ -60,14 +59,12 @@ impl Pending {
             log::say(level, text);
         });
         let mut settings = config.shared();
-        // Compared with the other ranks' as a setting.
+        // Compared with the other ranks like a setting.
         settings.push(("the order of its reductions".to_owned(), order(canonical).to_owned()));
         let mut prepared =
-            Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| {
-                Error::System {
-                    what: format!("group `{name}`: rank {rank} cannot take part"),
-                    reason: error.to_string(),
-                }
+            Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| Error::System {
+                what: format!("group `{name}`: rank {rank} cannot join"),
+                reason: error.to_string(),
             })?;
         if size > 1
             && let Some(secret) = config.job_secret()?
@@ -76,18 +73,18 @@ impl Pending {
         }
         prepared.set_user_data(network::encode_estimate());
         if size > 1 {
-            fits(name, rank, prepared.rank_info(), config)?;
+            check_record_size(name, rank, prepared.rank_info(), config)?;
         }
         let (call, name) = ("making it".to_owned(), name.to_owned());
         Ok(Self { call, name, timeout, prepared, canonical, begun, prepared_at: Instant::now() })
     }
 
-    /// What the user called for it, as errors name it.
+    /// Sets the user's call, as errors name it.
     pub(crate) fn for_call(self, call: &str) -> Self {
         Self { call: call.to_owned(), ..self }
     }
 
-    /// What all other ranks of the group must get, by whatever store.
+    /// Returns the data that all other ranks of the group need, over any store.
     pub fn rank_info(&self) -> Vec<u8> {
         self.prepared.rank_info().to_bytes()
     }
@@ -97,12 +94,13 @@ impl Pending {
         self.prepared.open_endpoint()
     }
 
-    /// This rank's part of the tree along which cards may travel.
+    /// Returns this rank's part of the tree along which rank information may travel.
     pub(crate) fn tree(&mut self) -> std::io::Result<RankTree> {
         self.prepared.tree()
     }
 
-    /// Has it call its parent: addresses of rank 0 and of the parent. Whether the parent's is a new one.
+    /// Connects the tree to its parent. `first`, `parent`: addresses of rank 0 and of the parent. Returns whether
+    /// the parent's address is a new one.
     pub(crate) fn connect_parent(
         &mut self,
         tree: &mut RankTree,
@@ -110,25 +108,27 @@ impl Pending {
         parent: &[u8],
         now: Instant,
     ) -> Result<bool> {
-        let making = |reason| Error::Topology(format!("making group `{}`: {reason}", self.name));
-        self.prepared.connect_parent(tree, first, parent, now).map_err(making)
+        let failed = |reason| Error::Topology(format!("creation of group `{}` failed: {reason}", self.name));
+        self.prepared.connect_parent(tree, first, parent, now).map_err(failed)
     }
 
-    /// What rank 0's card says lets others be heard here, before they have all cards: where [`Pending::connect`] is not the next
-    /// thing that all ranks do.
+    /// Accepts connections authenticated by rank 0's information before all rank information is here. Needed if
+    /// other calls of the ranks precede [`Pending::connect`].
     ///
     /// # Errors
-    /// [`Error::Topology`] for what is no card.
+    /// [`Error::Topology`] for malformed rank information.
     pub fn trust(&mut self, first: &[u8]) -> Result<()> {
-        let rank_info = RankInfo::from_bytes(first)
-            .map_err(|e| Error::Topology(format!("group `{}`: rank 0 sent a card that is {e}", self.name)))?;
+        let rank_info = RankInfo::from_bytes(first).map_err(|e| {
+            Error::Topology(format!("group `{}`: rank 0 sent invalid rank information: {e}", self.name))
+        })?;
         self.prepared.trust_rank_info(&rank_info);
         Ok(())
     }
 
-    /// Second half, with the cards of all ranks in rank order, mine included.
+    /// Second half: connects the ranks. `rank_infos`: the information of all ranks in rank order, including this
+    /// one.
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
-        let here_at = Instant::now();
+        let exchanged_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
         let known =
             network::combine_estimates(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
@@ -136,12 +136,12 @@ impl Pending {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
         };
-        let Joined { group, nodes, local_ranks, log_lines } = self
+        let Joined { group, nodes, local_ranks, log_lines: log_lines } = self
             .prepared
             .connect(rank_infos)
-            .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
+            .map_err(|error| connect_error(&self.call, &self.name, &me, error))?;
         cores::record_group_size(local_ranks);
-        tell_once(&log_lines);
+        log_once(&log_lines);
         let comm = Communicator::from_group(group, &nodes, &self.name, self.timeout);
         if self.canonical {
             comm.set_canonical_order();
@@ -150,7 +150,7 @@ impl Pending {
         log::say(
             Level::Info,
             &format!(
-                "group `{}`: rank {} of {} on {count} node(s), over {}{}; memory and listener {:.1?}, exchange of cards {:.1?}, \
+                "group `{}`: rank {} of {} on {count} node(s), over {}{}; memory and listener {:.1?}, exchange of rank information {:.1?}, \
                  links {:.1?}",
                 self.name,
                 comm.rank(),
@@ -158,12 +158,12 @@ impl Pending {
                 comm.transport(),
                 if self.canonical { CANONICAL } else { "" },
                 self.prepared_at - self.begun,
-                here_at - self.prepared_at,
-                here_at.elapsed(),
+                exchanged_at - self.prepared_at,
+                exchanged_at.elapsed(),
             ),
         );
         if count > 1 {
-            network_probe::learn(&comm, known, self.timeout)?;
+            network_probe::set_network_estimate(&comm, known, self.timeout)?;
         }
         Ok(comm)
     }
@@ -173,19 +173,18 @@ impl Pending {
         let (me, size) = (mine.rank, mine.size as usize);
         if rank_infos.len() != size {
             return Err(Error::Invalid(format!(
-                "group `{name}`: {} cards for {} ranks",
+                "group `{name}`: expected rank information of {size} ranks, got {}",
                 rank_infos.len(),
-                size
             )));
         }
         let mut checked = Vec::with_capacity(rank_infos.len());
         for (rank, bytes) in rank_infos.iter().enumerate() {
             let rank_info = RankInfo::from_bytes(bytes).map_err(|e| {
-                Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}"))
+                Error::Topology(format!("group `{name}`: rank {rank} sent invalid rank information: {e}"))
             })?;
-            let differ = |what: &str, here: &str, there: &str| {
+            let differ = |property: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
-                    "group `{name}`: {what} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
+                    "group `{name}`: {property} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
                     rank_info.host, rank_info.pid
                 )))
             };
@@ -217,9 +216,11 @@ fn order(canonical: bool) -> &'static str {
     if canonical { "canonical" } else { "default" }
 }
 
+/// Checks the size of the rank information.
+///
 /// # Errors
-/// [`Error::Config`] naming the longest setting, if other ranks would refuse the address record.
-fn fits(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Result<()> {
+/// [`Error::Config`] naming the longest setting, if other ranks would reject the address record.
+fn check_record_size(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Result<()> {
     let bytes = rank_info.to_bytes().len();
     if bytes <= MAX_RECORD {
         return Ok(());
@@ -234,22 +235,22 @@ fn fits(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Resul
 }
 
 /// Failure of `call` at the connections between ranks that have exchanged their address records.
-fn unjoined(call: &str, name: &str, me: &str, error: JoinError) -> Error {
+fn connect_error(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
         JoinError::Unreachable(Unreachable { rank, host, pid, ended: true, reason }) => Error::PeerLost {
             what: call.to_owned(),
             group: name.to_owned(),
             rank,
             who: format!("rank {rank} (host {host}, pid {pid})"),
-            how: format!("ended before the group was made: {reason}"),
-            advice: LOST_WHILE_MADE,
+            how: format!("ended before the group was created: {reason}"),
+            advice: LOST_AT_STARTUP,
         },
         error => Error::Topology(format!("{call} of group '{name}' failed on {me}: {error}")),
     }
 }
 
-/// The ways between nodes are the same for all groups of a process.
-fn tell_once(lines: &[String]) {
+/// Logs the transports between nodes once, since all groups of a process share them.
+fn log_once(lines: &[String]) {
     // No `Once`: a fork while another thread writes the lines would leave it locked in the child.
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !lines.is_empty() && !LOGGED.swap(true, Ordering::Relaxed) {

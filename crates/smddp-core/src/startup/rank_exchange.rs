@@ -1,9 +1,9 @@
-//! Making a group of ranks that share nothing but a store: every rank's card to every rank.
+//! Exchange of rank information between ranks that share only a store.
 //!
-//! Cards travel along a tree of connections ([`RankTree`]); the store holds each rank's address in it, which ranks came, and at
-//! rank 0's address what makes the group's token.
-//! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
-//! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
+//! The data travels along a tree of connections ([`RankTree`]). The store holds each rank's address in the tree,
+//! which also marks the rank as present; rank 0's address includes the data for the group's token. A rank that
+//! cannot connect to its parent uses the store instead. The caller's store prefixes the keys of this group. Each
+//! rank deletes its own keys in the end, so a later group of the same name does not find old ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use smddp_transport::joint::OpenEndpoint;
 use smddp_transport::process::record_error;
 
 use super::claims;
-use super::pending::{LOST_WHILE_MADE, Pending};
+use super::pending::{LOST_AT_STARTUP, Pending};
 use super::siblings::need_canonical_order;
 use super::size::check_size;
 use super::store::Store;
@@ -27,74 +27,80 @@ use crate::log::{self, Level};
 use crate::sync::completion::interrupted;
 use crate::sync::deadline::after;
 
-/// Between two looks at the store, from the first on; a large group leaves a server its breath.
+/// Pauses between two requests to the store. In a large group they are longer, to limit the load of the server.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 const FOR_EACH_RANK: Duration = Duration::from_micros(200);
-/// How long a rank that cannot make a group waits for the others to find out, too.
+/// Time that a rank with a startup failure waits for the other ranks to find out.
 const PEER_FAILURE_WAIT: Duration = Duration::from_secs(2);
 
-/// Between two questions whether a rank that others wait for is still there.
+/// Pause between two liveness probes of missing ranks.
 const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Time at the last barrier of `init` before a rank looks for another rank's reason to fail.
+/// Time at the last barrier of `init` before a rank checks for another rank's failure.
 const FIRST_FAILURE_CHECK: Duration = Duration::from_millis(100);
 
 /// Pause between two checks that no other process has claimed this rank, at first and at most.
 const FIRST_CHECK: Duration = Duration::from_millis(20);
 const LONGEST_CHECK: Duration = Duration::from_secs(1);
 
-/// Time to find out which ranks did not join, once the deadline has passed.
+/// Time limit of the search for ranks that did not join, after the deadline.
 const ABSENCE_SEARCH: Duration = Duration::from_secs(5);
 
-/// So many ranks are named with host and pid where they are late.
+/// Maximum number of late ranks described with host and pid.
 const MAX_DESCRIBED: usize = 4;
 
-/// Empty where that was taken back: whoever finds it there may still read it, and would wait for one that is gone.
+/// Key of a published failure. A withdrawn failure is an empty value. A rank that has seen the key may still read
+/// it, and would block on a deleted key.
 const FAILURE_KEY: &str = "smddp/refused";
 
-/// A rank's "card" (its information), "failed", "up" or "down".
-fn key(what: &str, rank: usize) -> String {
-    format!("smddp/{what}/{rank}")
+/// Returns the store key of a rank: "card" (its address), "failed", "up" or "down".
+fn key(kind: &str, rank: usize) -> String {
+    format!("smddp/{kind}/{rank}")
 }
 
-/// Another group in which the ranks of a new one are already, each with its rank there. It knows who is dead.
+/// An existing group that contains all ranks of the new one. Supplies the deaths that it has detected.
 #[derive(Clone, Copy)]
 pub struct ParentGroup<'a> {
     pub group: &'a Communicator,
     pub ranks: &'a [usize],
-    /// The ranks there of all groups of the new one's mesh dimension; empty: as a mesh in rank order has them.
+    /// Ranks, in that group, of all groups of the new one's mesh dimension. If empty: those of a mesh in rank
+    /// order.
     pub siblings: &'a [Vec<usize>],
 }
 
 impl ParentGroup<'_> {
-    /// Of these ranks of the new group those that are dead, each with how it is known; all are looked after from now on.
+    /// Returns the dead ranks among these ranks of the new group, each with a description. Starts monitoring all of
+    /// them.
     fn dead(&self, late: &[usize]) -> Vec<(usize, String)> {
-        let there: Vec<usize> = late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
-        let dead = self.group.dead(&there).into_iter();
-        let here = dead.filter_map(|(there, who)| Some((self.ranks.iter().position(|&r| r == there)?, who)));
-        let how =
-            |who| format!("ended before the group was made (in group `{}` it is {who})", self.group.name());
-        here.map(|(rank, who)| (rank, how(who))).collect()
+        let parent_ranks: Vec<usize> =
+            late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
+        let new_rank = |parent_rank| self.ranks.iter().position(|&rank| rank == parent_rank);
+        let how = |peer| {
+            format!("ended before the group was created (in group `{}` it is {peer})", self.group.name())
+        };
+        let dead = self.group.dead(&parent_ranks).into_iter();
+        dead.filter_map(|(rank, peer)| Some((new_rank(rank)?, how(peer)))).collect()
     }
 
-    /// The error of the first of these ranks of the new group `name` that is dead, for who waits outside the core.
+    /// Returns the error for the first dead rank among these ranks of the new group `name`, for callers that wait
+    /// outside the core.
     pub fn lost(&self, (call, name): (&str, &str), late: &[usize]) -> Option<Error> {
         let (rank, how) = self.dead(late).into_iter().next()?;
-        let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_WHILE_MADE);
-        Some(Error::PeerLost { what, group, rank, who: rank_label(rank, &[]), how, advice })
+        let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_AT_STARTUP);
+        Some(Error::PeerLost { what, group, rank, rank_label: rank_label(rank, &[]), how, advice })
     }
 }
 
 impl Communicator {
-    /// Makes rank `rank` of the group `name`, with `size` ranks that do the same over the same store within `timeout`, which
-    /// is also the deadline of every call that has none of its own. `call`: what the user called for it, as errors name it;
-    /// `parent_group`: a group in which all of them are already.
+    /// Creates rank `rank` of the group `name` of `size` ranks, which all make this call over the same store within
+    /// `timeout`. `timeout` is also the deadline of calls without their own deadline. `call`: the user's call, as
+    /// errors name it; `parent_group`: a group that contains all ranks.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the ranks that did not come; [`Error::PeerLost`] naming one that came and is gone;
-    /// [`Error::Topology`] where ranks cannot reach each other,
-    /// differ in version or settings, or one of them could not make the group at all; the store's own.
+    /// [`Error::Timeout`] naming the ranks that did not join; [`Error::PeerLost`] naming a rank that joined and was
+    /// lost; [`Error::Topology`] if ranks cannot reach each other, differ in version or settings, or one of them
+    /// could not create the group; errors of the store.
     pub fn make(
         store: &dyn Store,
         (call, name): (&str, &str),
@@ -105,9 +111,9 @@ impl Communicator {
     ) -> Result<Communicator> {
         check_size(name, size)?;
         let (begun, config) = (Instant::now(), Config::get()?);
-        let patience = config.transport_options().peer_timeout;
+        let stale_address_limit = config.transport_options().peer_timeout;
         let deadline = after(begun, timeout);
-        let (found, is_held) = (RefCell::default(), Cell::new(false));
+        let (conflict, is_held) = (RefCell::default(), Cell::new(false));
         let exchange = RankExchange {
             store,
             call,
@@ -116,17 +122,17 @@ impl Communicator {
             size,
             timeout,
             parent_group,
-            patience,
+            stale_address_limit,
             begun,
             deadline,
-            found,
+            conflict,
             is_held,
         };
         let canonical = parent_group.is_some_and(|ParentGroup { group, ranks, siblings }| {
             need_canonical_order(config, name, &group.nodes(), ranks, siblings)
         });
-        let made = Pending::with_order(name, rank, size, timeout, canonical);
-        let pending = match made.map(|pending| pending.for_call(call)) {
+        let outcome = Pending::with_order(name, rank, size, timeout, canonical);
+        let pending = match outcome.map(|pending| pending.for_call(call)) {
             Ok(pending) if size == 1 => {
                 let rank_info = pending.rank_info();
                 return pending.connect(&[rank_info]);
@@ -138,42 +144,44 @@ impl Communicator {
             }
         };
         let (mut tree, mut endpoint) = (None, None);
-        let mut made = exchange.run(pending, &mut tree, &mut endpoint);
+        let mut outcome = exchange.run(pending, &mut tree, &mut endpoint);
         if exchange.is_held.get() {
-            return made;
+            return outcome;
         }
-        match &made {
+        match &outcome {
             Err(Error::Timeout { missing, .. }) => {
                 exchange.wait_for_peers(missing);
             }
             Err(error @ (Error::Topology(_) | Error::System { .. } | Error::PeerLost { .. })) => {
                 if let Some(cause) = exchange.publish_failure(error) {
-                    made = Err(exchange.error_of(cause));
+                    outcome = Err(exchange.error_of(cause));
                 }
             }
             _ => {}
         }
-        if let Ok(comm) = &made
+        if let Ok(comm) = &outcome
             && exchange.has_claims()
             && let Some(tree) = tree.take()
         {
-            // Not an error of the group: without the record, a duplicate fails at its deadline instead of at once.
+            // Not an error of the group: without the record, a duplicate process fails at its deadline instead of
+            // immediately.
             let deletion = claims::claim(store, rank, &tree.address()).ok().flatten();
-            comm.hold(tree.into_claim(), deletion);
+            comm.keep_claim(tree.into_claim(), deletion);
         }
-        // Last: other ranks may still have to read the address. With a conflict it may be another process's.
-        if exchange.found.borrow().is_none() {
+        // Deleted last, because other ranks may still have to read the address. After a conflict it may be another
+        // process's.
+        if exchange.conflict.borrow().is_none() {
             let _ = store.delete(&key("card", rank));
         }
         drop((tree, endpoint));
-        if let Err(error) = &made {
+        if let Err(error) = &outcome {
             record_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
         }
-        made
+        outcome
     }
 }
 
-/// One rank where a group's ranks meet.
+/// State of this rank during the exchange.
 struct RankExchange<'a> {
     store: &'a dyn Store,
     call: &'a str,
@@ -182,12 +190,12 @@ struct RankExchange<'a> {
     size: usize,
     timeout: Duration,
     parent_group: Option<ParentGroup<'a>>,
-    /// How long an address that leads nowhere may be an earlier attempt's.
-    patience: Duration,
+    /// Time during which an unreachable address may be that of an earlier attempt.
+    stale_address_limit: Duration,
     begun: Instant,
     deadline: Instant,
-    /// A contradiction between ranks that this process or another one found. It is reported as it is.
-    found: RefCell<Option<StartupFailure>>,
+    /// A contradiction between ranks that this or another process found. All ranks report it unchanged.
+    conflict: RefCell<Option<StartupFailure>>,
     /// Another process of this host holds the rank in the existing group. This process does not change its keys.
     is_held: Cell<bool>,
 }
@@ -198,8 +206,8 @@ impl RankExchange<'_> {
         self.parent_group.is_none() && self.call.starts_with("init")
     }
 
-    /// `tree` and `endpoint`: sockets through which the other ranks reach this one. They outlive an error until it is in the
-    /// store.
+    /// Joins the group. `tree` and `endpoint`: sockets through which the other ranks reach this one. They stay open
+    /// until an error is in the store.
     fn run(
         &self,
         mut pending: Pending,
@@ -207,7 +215,7 @@ impl RankExchange<'_> {
         endpoint: &mut Option<OpenEndpoint>,
     ) -> Result<Communicator> {
         let new = pending.tree().map_err(|error| Error::System {
-            what: format!("group `{}`: no sockets to exchange cards", self.name),
+            what: format!("group `{}`: cannot open sockets for the exchange of rank information", self.name),
             reason: error.to_string(),
         })?;
         let tree = tree.insert(new);
@@ -217,7 +225,8 @@ impl RankExchange<'_> {
             self.is_held.set(true);
             return Err(claims::refused((self.call, self.name), self.rank, &holder, tree));
         }
-        // An earlier attempt of this rank may have left it. From now on a refusal is of this attempt.
+        // An earlier attempt of this rank may have left its failure. From now on, a published failure belongs to
+        // this attempt.
         if matches!(self.published()?, Some((Some(by), _)) if by == self.rank) {
             self.store.set(FAILURE_KEY, b"")?;
         }
@@ -253,7 +262,7 @@ impl RankExchange<'_> {
         loop {
             let now = Instant::now();
             if now >= self.deadline {
-                // Not all may have heard of it.
+                // Other ranks may not have received the failure.
                 let failure = tree.failure().cloned();
                 return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.error_of(failure)))?);
             }
@@ -276,22 +285,22 @@ impl RankExchange<'_> {
             if interrupted() {
                 return Err(Error::Interrupted);
             }
-            // The store may have taken its time.
+            // The store may have taken time.
             let now = Instant::now();
             if let Some(outcome) = tree.poll(now) {
                 let outcome = outcome.clone();
                 self.relay_result(tree)?;
-                return outcome.map_err(|failure| self.explained(tree, failure));
+                return outcome.map_err(|failure| self.explain(tree, failure));
             }
             tree.wait(next.saturating_duration_since(now), now);
         }
     }
 
-    /// What the store has for this rank; whether there was anything.
+    /// Reads this rank's data from the store. Returns true if there was any.
     fn poll_store(&self, pending: &mut Pending, tree: &mut RankTree, now: Instant) -> Result<bool> {
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.needs_addresses(now)) {
-            // One question for both.
+            // A single request for both keys.
             let mut keys = vec![key("card", 0), key("card", parent)];
             keys.dedup();
             if self.store.has(&keys)? {
@@ -308,7 +317,7 @@ impl RankExchange<'_> {
         if let Some((words, reason)) = tree.take_relay() {
             let (name, rank, parent) = (self.name, self.rank, tree.parent().unwrap_or(0));
             let path = format!(
-                "rank {rank} cannot connect to rank {parent} ({reason}); its cards go through the store"
+                "rank {rank} cannot connect to rank {parent} ({reason}); its rank information goes through the store"
             );
             log::say(Level::Info, &format!("group `{name}`: {path}"));
             self.store.set(&key("up", self.rank), &words)?;
@@ -318,7 +327,7 @@ impl RankExchange<'_> {
             tree.accept_result(&self.take(&key("down", self.rank))?);
             moved = true;
         }
-        // Who has no connection says so here, but not at once.
+        // Unconnected children use these keys, but only after `PARENT_TIMEOUT`.
         for child in if now - self.begun >= PARENT_TIMEOUT { tree.unconnected() } else { Vec::new() } {
             if self.contains(&key("up", child))? {
                 tree.accept_relayed(child, &self.take(&key("up", child))?);
@@ -334,17 +343,20 @@ impl RankExchange<'_> {
     /// Reads this rank's own address again: another process that claims the rank has replaced it.
     fn check_claim(&self, tree: &RankTree) -> Result<()> {
         let mine = key("card", self.rank);
-        // Only a process of this rank deletes it, when it leaves.
-        let both = match self.contains(&mine)? {
+        // Only a process of this rank deletes the key, when it leaves.
+        let claimants = match self.contains(&mine)? {
             true => tree.rank_conflict(&self.store.get(&mine)?),
             false => Some(format!("{} and another one, which has left", tree.process())),
         };
-        let text = |both| format!("two processes claim rank {} of group '{}': {both}", self.rank, self.name);
-        both.map_or(Ok(()), |both| Err(self.conflict(text(both))))
+        let text = |claimants| {
+            format!("two processes claim rank {} of group '{}': {claimants}", self.rank, self.name)
+        };
+        claimants.map_or(Ok(()), |claimants| Err(self.conflict(text(claimants))))
     }
 
-    /// The error of a failure that reached this rank. A lost peer may be the consequence of a contradiction between ranks.
-    fn explained(&self, tree: &RankTree, failure: StartupFailure) -> Error {
+    /// Returns the error for a failure that reached this rank. A lost peer may be the consequence of a
+    /// contradiction between ranks.
+    fn explain(&self, tree: &RankTree, failure: StartupFailure) -> Error {
         if failure.lost.is_some() {
             if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
                 return conflict;
@@ -358,19 +370,20 @@ impl RankExchange<'_> {
         self.error_of(failure)
     }
 
-    /// True if a failure is a contradiction between ranks, which all ranks report in the same words.
+    /// Returns true if a failure is a contradiction between ranks, which all ranks report unchanged.
     fn is_conflict(&self, failure: &StartupFailure) -> bool {
         failure.reason.contains(&format!("group '{}'", self.name))
     }
 
-    /// The error of ranks that contradict each other, which all ranks raise in these words.
+    /// Returns the error for a contradiction between ranks, which all ranks report unchanged.
     fn conflict(&self, reason: String) -> Error {
         let failure = StartupFailure::of(reason);
-        self.found.replace(Some(failure.clone()));
+        self.conflict.replace(Some(failure.clone()));
         self.error_of(failure)
     }
 
-    /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
+    /// Probes the ranks that have not answered. A rank that has published its failure is not probed, since a new
+    /// attempt may follow.
     fn probe(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
         for (rank, how) in self.parent_group.map_or_else(Vec::new, |parent| parent.dead(&tree.missing())) {
             tree.fail(StartupFailure::lost(rank, how));
@@ -379,34 +392,39 @@ impl RankExchange<'_> {
             let rank_info = key("card", rank);
             if self.contains(&rank_info)? && !self.contains(&key("failed", rank))? {
                 let wrong = |reason| {
-                    Error::Topology(format!("making group `{}`: rank {rank} has {reason}", self.name))
+                    Error::Topology(format!(
+                        "creation of group `{}` failed: rank {rank} has {reason}",
+                        self.name
+                    ))
                 };
-                tree.probe(rank, &self.store.get(&rank_info)?, self.patience, now).map_err(wrong)?;
+                tree.probe(rank, &self.store.get(&rank_info)?, self.stale_address_limit, now)
+                    .map_err(wrong)?;
             }
         }
         Ok(())
     }
 
-    /// What others hear of this rank's error.
+    /// Returns the failure that the other ranks receive for this rank's error.
     fn failure(&self, error: &Error) -> StartupFailure {
         match error {
-            Error::Topology(_) if self.found.borrow().is_some() => {
-                self.found.borrow().clone().unwrap_or_else(|| StartupFailure::of(error.to_string()))
+            Error::Topology(_) if self.conflict.borrow().is_some() => {
+                self.conflict.borrow().clone().unwrap_or_else(|| StartupFailure::of(error.to_string()))
             }
             Error::PeerLost { rank, how, .. } => StartupFailure::lost(*rank, how.clone()),
-            other => StartupFailure::of(format!("rank {} could not: {other}", self.rank)),
+            other => StartupFailure::of(format!("rank {} failed: {other}", self.rank)),
         }
     }
 
-    /// Reason why the group cannot be made, as another process has stored it: another rank, or a second process of this rank.
+    /// Returns the published reason why the group cannot be created. It is from another rank, or from a second
+    /// process of this rank.
     fn published_failure(&self) -> Result<Option<StartupFailure>> {
         Ok(self.published()?.map(|(_, failure)| failure))
     }
 
-    /// Who said that there will be no group, and why.
+    /// Returns the published failure with the rank that published it.
     fn published(&self) -> Result<Option<(Option<usize>, StartupFailure)>> {
-        let said = if self.contains(FAILURE_KEY)? { self.store.get(FAILURE_KEY)? } else { Vec::new() };
-        Ok((!said.is_empty()).then(|| StartupFailure::decode(&said)))
+        let value = if self.contains(FAILURE_KEY)? { self.store.get(FAILURE_KEY)? } else { Vec::new() };
+        Ok((!value.is_empty()).then(|| StartupFailure::decode(&value)))
     }
 
     fn relay_result(&self, tree: &RankTree) -> Result<()> {
@@ -424,17 +442,17 @@ impl RankExchange<'_> {
         Ok(value)
     }
 
-    /// The deadline has passed: who did not come.
+    /// Returns the error of an expired deadline, with the ranks that did not join.
     fn late(&self, tree: &RankTree) -> Result<Error> {
         let mut missing = Vec::new();
-        let complete = self.absent(0..self.size, &mut missing, Instant::now() + ABSENCE_SEARCH)?;
+        let complete = self.find_absent(0..self.size, &mut missing, Instant::now() + ABSENCE_SEARCH)?;
         let mut detail = if missing.is_empty() {
             missing = tree.missing();
             format!(
                 "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
                 self.described(&missing)?,
-                self.doing(&missing)
+                self.activities(&missing)
             )
         } else {
             let joined = match complete {
@@ -447,7 +465,7 @@ impl RankExchange<'_> {
                 named(&missing),
                 self.name,
                 (self.timeout.as_secs_f64() * 100.0).round() / 100.0,
-                self.doing(&missing)
+                self.activities(&missing)
             )
         };
         if self.has_claims()
@@ -465,27 +483,29 @@ impl RankExchange<'_> {
         Ok(self.timeout(missing, detail))
     }
 
-    /// Ranks that came, by what they said where they are; of many only their numbers.
+    /// Describes ranks that joined by their addresses; many ranks only by their numbers.
     fn described(&self, ranks: &[usize]) -> Result<String> {
         if ranks.len() > MAX_DESCRIBED {
             return Ok(named(ranks));
         }
-        let error_of = |&rank: &usize| {
+        let describe = |&rank: &usize| {
             let rank_info = key("card", rank);
-            // It may have gone since.
+            // The rank may have left since.
             let address = if self.contains(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
             Ok(rank_label(rank, &address))
         };
-        Ok(ranks.iter().map(error_of).collect::<Result<Vec<_>>>()?.join(", "))
+        Ok(ranks.iter().map(describe).collect::<Result<Vec<_>>>()?.join(", "))
     }
 
-    /// What the first of these ranks do: they are asked where there is a group in which they can be.
-    fn doing(&self, late: &[usize]) -> String {
+    /// Returns the activity of the first of these ranks, queried over the existing group.
+    fn activities(&self, late: &[usize]) -> String {
         let Some(ParentGroup { group, ranks, .. }) = self.parent_group else { return String::new() };
-        let there: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
-        let said = group.doing(&there);
-        let as_there = || format!("; as group `{}` knows them: {}", group.name(), said.join("; "));
-        if said.is_empty() { String::new() } else { as_there() }
+        let parent_ranks: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
+        let activities = group.doing(&parent_ranks);
+        if activities.is_empty() {
+            return String::new();
+        }
+        format!("; activity in group `{}`: {}", group.name(), activities.join("; "))
     }
 
     fn timeout(&self, missing: Vec<usize>, detail: String) -> Error {
@@ -493,8 +513,9 @@ impl RankExchange<'_> {
         Error::Timeout { what, group, after: self.timeout, missing, detail }
     }
 
-    /// Finds ranks without an address, by halves: few requests find few ranks. `false`: it was still looking at `until`.
-    fn absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
+    /// Finds ranks without an address by bisection, which needs few requests for few ranks. Returns false if the
+    /// search was not complete at `until`.
+    fn find_absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
         if !missing.is_empty() && Instant::now() >= until {
             return Ok(false);
         }
@@ -507,22 +528,22 @@ impl RankExchange<'_> {
             return Ok(true);
         }
         let middle = ranks.start + ranks.len() / 2;
-        Ok(self.absent(ranks.start..middle, missing, until)?
-            && self.absent(middle..ranks.end, missing, until)?)
+        Ok(self.find_absent(ranks.start..middle, missing, until)?
+            && self.find_absent(middle..ranks.end, missing, until)?)
     }
 
-    /// Another rank found out why there will be no group.
+    /// Returns the error for a failure that another rank found.
     fn error_of(&self, failure: StartupFailure) -> Error {
         let group = self.name.to_owned();
         if let Some(rank) = failure.lost {
-            // A store would wait for what is not there.
+            // Reading a missing key would block.
             let rank_info = key("card", rank);
             let address = if self.contains(&rank_info) == Ok(true) {
                 self.store.get(&rank_info)
             } else {
                 Ok(Vec::new())
             };
-            let (what, advice) = (self.call.to_owned(), LOST_WHILE_MADE);
+            let (what, advice) = (self.call.to_owned(), LOST_AT_STARTUP);
             return Error::PeerLost {
                 what,
                 group,
@@ -534,45 +555,49 @@ impl RankExchange<'_> {
         }
         match failure.missing.is_empty() {
             true if self.is_conflict(&failure) => {
-                self.found.replace(Some(failure.clone()));
+                self.conflict.replace(Some(failure.clone()));
                 Error::Topology(failure.reason)
             }
-            true => Error::Topology(format!("making group `{group}`: {}", failure.reason)),
+            true => Error::Topology(format!("creation of group `{group}` failed: {}", failure.reason)),
             false => self.timeout(failure.missing, failure.reason),
         }
     }
 
-    /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays; but a rank
-    /// that others take for lost, and that only gave up, knows a better one. Another rank's, if that is why this one failed, too.
+    /// Publishes this rank's failure in place of its address, so that late ranks need not wait for it. An earlier
+    /// failure of another rank is kept. The exception is a report that this rank was lost, since this rank knows
+    /// the better reason. Returns another rank's failure if it is the cause of this one.
     fn publish_failure(&self, error: &Error) -> Option<StartupFailure> {
         if self.size == 1 {
             return None;
         }
         let failure = self.failure(error);
         let first = match self.published_failure() {
-            Ok(said) => said.is_none_or(|said| said.lost == Some(self.rank)),
+            Ok(published) => published.is_none_or(|published| published.lost == Some(self.rank)),
             Err(_) => false,
         };
         if first {
             let _ = self.store.set(FAILURE_KEY, &failure.encode(self.rank));
         }
-        // Who has not found out yet reads it whenever it comes.
+        // A rank that has not found out yet reads the failure when it arrives.
         let all = self.wait_for_peers(failure.lost.as_slice());
-        let others = |(by, cause): &(Option<usize>, StartupFailure)| {
-            *by != Some(self.rank) && cause.lost != Some(self.rank)
-        };
-        let cause = failure.lost.and_then(|_| self.published().ok()?.filter(others)).map(|(_, cause)| cause);
-        // A conflict stays: two processes share this rank, and the other one may not have read it.
-        if all && first && cause.is_none() && self.found.borrow().is_none() {
+        let is_of_other_rank =
+            |(by, cause): &(Option<usize>, StartupFailure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
+        let cause = failure
+            .lost
+            .and_then(|_| self.published().ok()?.filter(is_of_other_rank))
+            .map(|(_, cause)| cause);
+        // A conflict stays published: two processes share this rank, and the other one may not have read it.
+        if all && first && cause.is_none() && self.conflict.borrow().is_none() {
             let _ = self.store.set(FAILURE_KEY, b"");
         }
         cause
     }
 
-    /// Most reasons to fail hold for all ranks, and each is to raise its own error. So the first leaves only when the others
-    /// have found out, too: what follows is often the end of its process, and, with rank 0, of the store. The keys stay: all
-    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing.
-    /// Whether all others have.
+    /// Waits until the other ranks have failed, too. Returns true if all except `missing` have.
+    ///
+    /// Most startup errors affect all ranks, and each rank should report its own. The first failing rank therefore
+    /// stays, because its exit often ends the process and, on rank 0, the store. The "failed" keys stay in the
+    /// store: in a later group, they can only shorten a wait like this one.
     fn wait_for_peers(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&key("failed", self.rank), b"");
@@ -592,8 +617,8 @@ impl RankExchange<'_> {
     }
 }
 
-/// "rank 5", "ranks 5, 7-9".
+/// Formats ranks: "rank 5", "ranks 5, 7-9".
 fn named(ranks: &[usize]) -> String {
-    let s = if ranks.len() == 1 { "" } else { "s" };
-    format!("rank{s} {}", ranges(ranks, MAX_RANK_LIST))
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{plural} {}", ranges(ranks, MAX_RANK_LIST))
 }

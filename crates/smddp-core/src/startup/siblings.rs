@@ -1,7 +1,8 @@
 //! Sibling groups: the groups of one mesh dimension, or of one split.
 //!
-//! DTensor, HSDP and their like assume that equal inputs give all of them equal bits. By default the order of a reduction
-//! depends on how nodes divide a group's ranks, so siblings that are divided differently need the canonical order.
+//! DTensor, HSDP and similar libraries assume that equal inputs give sibling groups equal bits. By default the
+//! order of a reduction depends on how nodes divide a group's ranks. So siblings that are divided differently need
+//! the canonical order.
 
 use std::collections::HashMap;
 
@@ -10,10 +11,10 @@ use smddp_plan::Formats;
 use crate::config::{CanonicalOrder, Config};
 use crate::log::{self, Level};
 
-/// Decides if the group of `ranks` of a job needs the canonical order, and its siblings with it.
+/// Returns true if the group of `ranks` of a job, and its siblings with it, need the canonical order.
 ///
-/// `nodes`: the node of each rank of the job. `siblings`: the ranks of all sibling groups; none: the groups of a
-/// mesh in rank order. The answer is the same for all siblings.
+/// `nodes`: the node of each rank of the job. `siblings`: the ranks of all sibling groups; if empty, the groups of
+/// a mesh in rank order. All siblings get the same result.
 pub(super) fn need_canonical_order(
     config: &Config,
     name: &str,
@@ -37,7 +38,7 @@ pub(super) fn need_canonical_order(
 }
 
 fn are_divided_differently(nodes: &[usize], ranks: &[usize], siblings: &[Vec<usize>]) -> bool {
-    // Two ranks are added in either order with the same bits.
+    // The order of two summands does not change the result.
     if ranks.len() < 3 || ranks.iter().any(|&rank| rank >= nodes.len()) {
         return false;
     }
@@ -50,7 +51,7 @@ fn are_divided_differently(nodes: &[usize], ranks: &[usize], siblings: &[Vec<usi
         .any(|sibling| division(nodes, sibling) != own)
 }
 
-/// The node of each of these ranks, numbered in order of appearance.
+/// Returns the node of each of these ranks, numbered in order of appearance.
 fn division(nodes: &[usize], ranks: &[usize]) -> Vec<usize> {
     let mut numbers = HashMap::new();
     ranks
@@ -62,15 +63,15 @@ fn division(nodes: &[usize], ranks: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-/// The groups of the mesh dimension (or flattened dimensions) that has this one, in a mesh of ranks in row-major order.
-/// Empty where no such mesh has it.
+/// Returns the groups of the mesh dimension (or flattened dimensions) that contains this one, in a mesh of ranks in
+/// row-major order. Empty if no such mesh exists.
 fn in_rank_order(ranks: &[usize], size: usize) -> Vec<Vec<usize>> {
     let mut sorted = ranks.to_vec();
     sorted.sort_unstable();
     let (first, last) = (sorted[0], sorted[sorted.len() - 1]);
     let extent = last - first;
     let mut steps: Vec<usize> = sorted.iter().map(|rank| rank - first).collect();
-    // Where a sibling may begin: the dimensions that are not the group's, innermost first.
+    // First ranks of the siblings: offsets along the other dimensions, innermost first.
     let (mut begins, mut inner) = (vec![0], 1);
     while steps.len() > 1 {
         let stride = steps[1];
@@ -101,7 +102,7 @@ fn in_rank_order(ranks: &[usize], size: usize) -> Vec<Vec<usize>> {
 mod tests {
     use super::{are_divided_differently, in_rank_order};
 
-    /// The groups of some dimensions of a row-major mesh, each in rank order.
+    /// Returns the groups of some dimensions of a row-major mesh, each in rank order.
     fn groups(shape: &[usize], of: &[bool]) -> Vec<Vec<usize>> {
         let size = shape.iter().product();
         let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -141,16 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_no_mesh_has_are_without_siblings() {
+    fn groups_outside_a_mesh_have_no_siblings() {
         for ranks in [&[0, 1, 3][..], &[1, 2, 3], &[0, 2, 3, 5]] {
             assert!(in_rank_order(ranks, 6).is_empty(), "{ranks:?}");
         }
-        // A mesh over some of the ranks.
+        // A mesh of a subset of the ranks.
         assert_eq!(in_rank_order(&[4, 2, 0], 8), [[4, 2, 0], [5, 3, 1]]);
     }
 
     #[test]
-    fn siblings_that_a_caller_names_are_compared_instead() {
+    fn explicit_siblings_are_compared() {
         let (nodes, group) = ([0, 0, 0, 1, 1, 1], [0, 1, 2]);
         assert!(!are_divided_differently(&nodes, &group, &[]));
         assert!(are_divided_differently(&nodes, &group, &[group.to_vec(), vec![2, 3, 4]]));

@@ -1,4 +1,4 @@
-//! Groups made of a group's ranks, without a store: cards travel by the group's own collectives.
+//! Groups of ranks of an existing group, created without a store: its collectives exchange the rank information.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::communicator::{Communicator, Options};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// What a rank asks of a split: its color, if it wants a group, and its key.
+/// Arguments of a rank's split call: its color, if it joins a group, and its key.
 #[derive(Clone, Copy, PartialEq)]
 struct SplitRequest {
     color: Option<i64>,
@@ -30,7 +30,7 @@ impl SplitRequest {
     }
 }
 
-/// The ranks of one color in the order of the new group.
+/// Returns the ranks of one color in the order of the new group.
 fn members(requests: &[SplitRequest], color: Option<i64>) -> Vec<usize> {
     let mut members: Vec<usize> =
         (0..requests.len()).filter(|&rank| color.is_some() && requests[rank].color == color).collect();
@@ -38,19 +38,20 @@ fn members(requests: &[SplitRequest], color: Option<i64>) -> Vec<usize> {
     members
 }
 
-/// All groups of the split.
+/// Returns all groups of the split.
 fn groups(requests: &[SplitRequest]) -> Vec<Vec<usize>> {
     let colors: BTreeSet<i64> = requests.iter().filter_map(|requests| requests.color).collect();
     colors.into_iter().map(|color| members(requests, Some(color))).collect()
 }
 
 impl Communicator {
-    /// Cuts the group into new ones, as `MPI_Comm_split` does: ranks of one `color` are a group, in the order of their
-    /// `key`, and of their rank here where keys are equal. With no color a rank is in none. All ranks of the group call
-    /// it, in the same order among their other calls. The new group has this one's deadline.
+    /// Splits the group into new ones, like `MPI_Comm_split`. Ranks of one `color` form a group, ordered by `key`
+    /// and then by their rank here. A rank without a color joins no group. All ranks of the group make this call,
+    /// in the same order among their other calls. The new group has the deadline of this one.
     ///
     /// # Errors
-    /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
+    /// Errors of a collective of this group. A failure of a rank to join its new group fails all ranks of that
+    /// group.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
         let me = self.rank();
         let requests = self
@@ -63,8 +64,8 @@ impl Communicator {
         let pending = members.iter().position(|&rank| rank == me).map(|rank| {
             let canonical = need_canonical_order(Config::get()?, &name, &self.nodes(), &members, &siblings);
             let timeout = self.timeout(&Options::default());
-            let made = Pending::with_order(&name, rank, members.len(), timeout, canonical);
-            made.map(|pending| pending.for_call("split"))
+            let pending_group = Pending::with_order(&name, rank, members.len(), timeout, canonical);
+            pending_group.map(|pending| pending.for_call("split"))
         });
         let text = match &pending {
             None => Ok(Vec::new()),
@@ -77,7 +78,7 @@ impl Communicator {
             texts[rank].clone().map_err(|reason| {
                 let group = self.name();
                 Error::Topology(format!(
-                    "split, making group `{name}`: rank {rank} of group `{group}` could not make its part: {reason}"
+                    "split, creation of group `{name}`: rank {rank} of group `{group}` failed: {reason}"
                 ))
             })
         };
@@ -85,20 +86,20 @@ impl Communicator {
         pending.connect(&rank_infos).map(Some)
     }
 
-    /// Every rank's card, or why it has none.
+    /// Gathers the rank information of every rank, or the reason why it has none.
     fn all_gather_text(&self, mine: Result<Vec<u8>, String>) -> Result<Vec<Result<Vec<u8>, String>>> {
-        let (fine, mut mine) = (mine.is_ok(), mine.unwrap_or_else(String::into_bytes));
+        let (is_ok, mut mine) = (mine.is_ok(), mine.unwrap_or_else(String::into_bytes));
         let lengths = self.all_gather_bytes((mine.len() as u32).to_le_bytes().to_vec())?;
         let length = |at: &[u8]| u32::from_le_bytes([at[0], at[1], at[2], at[3]]) as usize;
         let lengths: Vec<usize> = lengths.chunks(4).map(length).collect();
-        let room = 1 + lengths.iter().max().unwrap_or(&0);
-        mine.insert(0, u8::from(fine));
-        mine.resize(room, 0);
+        let stride = 1 + lengths.iter().max().unwrap_or(&0);
+        mine.insert(0, u8::from(is_ok));
+        mine.resize(stride, 0);
         let all = self.all_gather_bytes(mine)?;
         let text = |(all, &length): (&[u8], &usize)| {
             let text = all[1..=length].to_vec();
             if all[0] != 0 { Ok(text) } else { Err(String::from_utf8_lossy(&text).into_owned()) }
         };
-        Ok(all.chunks(room).zip(&lengths).map(text).collect())
+        Ok(all.chunks(stride).zip(&lengths).map(text).collect())
     }
 }

@@ -253,10 +253,7 @@ fn store_failure_on_one_rank_fails_all_ranks() {
     for (rank, error) in &outcomes[..9] {
         assert!(!matches!(error, Error::Invalid(_)));
         let text = error.to_string();
-        assert!(
-            text.contains("rank 9 could not") && text.contains("injected failure"),
-            "rank {rank}: {text}"
-        );
+        assert!(text.contains("rank 9 failed") && text.contains("injected failure"), "rank {rank}: {text}");
     }
 }
 

@@ -88,7 +88,7 @@ fn missing_rank_is_reported_by_the_probes_timeout() {
     let settings = [("SMDDP_SOCKET_IFNAME", "=lo"), ("SMDDP_SHM", "0"), ("SMDDP_TEST_ABSENT", "1")];
     let mut ranks = start("probe", 2, &settings, 2 * TIMEOUT);
     let text = ranks.wait_for(0, "error").text;
-    assert!(text.contains("measuring the network between nodes (SMDDP_PROBE=0 goes without)"), "{text}");
+    assert!(text.contains("measuring the network between nodes (SMDDP_PROBE=0 disables it)"), "{text}");
     assert!(text.contains("rank 1") && text.contains("Timed out"), "{text}");
     ranks.finish(0..2);
 }
