@@ -95,7 +95,12 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(group: Group, name: String, counters: Arc<PathCounters>, recorder: Arc<Recorder>) -> Self {
+    pub(crate) fn new(
+        group: Group,
+        name: String,
+        counters: Arc<PathCounters>,
+        recorder: Arc<Recorder>,
+    ) -> Self {
         let messages = MessageQueues::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,

@@ -169,14 +169,14 @@ impl StepExecutor for Host<'_> {
             self.store_tee(tee, (from, bytes), segment);
             at = bytes;
         } else if let Some((from, dst, bytes)) = contiguous {
-            self.write_slot(remote, cell, from, dst, bytes);
+            self.write_slot(has_distant_readers, cell, from, dst, bytes);
             at = bytes;
         } else {
             for i in 0..source.blocks {
                 let bytes = self.bound.segment_bytes(source.buffer, source.block + i, segment);
                 let from = self.address(source, source.block + i, segment);
                 let dst = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
-                self.write_slot(remote, cell.wrapping_add(at), from, dst, bytes);
+                self.write_slot(has_distant_readers, cell.wrapping_add(at), from, dst, bytes);
                 at += bytes;
             }
         }

@@ -201,7 +201,8 @@ impl<'a> LinkProbe<'a> {
             let [half, whole] = self.burst(&large, messages, 2)?;
             bandwidth.add(messages, half, whole);
         }
-        let credible_round_trip = network::plausible_round_trip(round_trip, self.messenger.comm.round_trip(self.peer));
+        let credible_round_trip =
+            network::plausible_round_trip(round_trip, self.messenger.comm.round_trip(self.peer));
         Ok(Network {
             latency_ns: nanos(credible_round_trip) / 2.0,
             message_ns,

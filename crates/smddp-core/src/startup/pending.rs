@@ -62,9 +62,11 @@ impl Pending {
         // Compared with the other ranks like a setting.
         settings.push(("the order of its reductions".to_owned(), order(canonical).to_owned()));
         let mut prepared =
-            Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| Error::System {
-                what: format!("group `{name}`: rank {rank} cannot join"),
-                reason: error.to_string(),
+            Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| {
+                Error::System {
+                    what: format!("group `{name}`: rank {rank} cannot join"),
+                    reason: error.to_string(),
+                }
             })?;
         if size > 1
             && let Some(secret) = config.job_secret()?

@@ -88,7 +88,7 @@ impl ParentGroup<'_> {
     pub fn lost(&self, (call, name): (&str, &str), late: &[usize]) -> Option<Error> {
         let (rank, how) = self.dead(late).into_iter().next()?;
         let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_AT_STARTUP);
-        Some(Error::PeerLost { what, group, rank, rank_label: rank_label(rank, &[]), how, advice })
+        Some(Error::PeerLost { what, group, rank, who: rank_label(rank, &[]), how, advice })
     }
 }
 
@@ -580,8 +580,9 @@ impl RankExchange<'_> {
         }
         // A rank that has not found out yet reads the failure when it arrives.
         let all = self.wait_for_peers(failure.lost.as_slice());
-        let is_of_other_rank =
-            |(by, cause): &(Option<usize>, StartupFailure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
+        let is_of_other_rank = |(by, cause): &(Option<usize>, StartupFailure)| {
+            *by != Some(self.rank) && cause.lost != Some(self.rank)
+        };
         let cause = failure
             .lost
             .and_then(|_| self.published().ok()?.filter(is_of_other_rank))

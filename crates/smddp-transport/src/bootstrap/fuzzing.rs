@@ -74,7 +74,8 @@ pub fn bootstrap(bytes: &[u8]) {
             0 if others.len() < MOST => {
                 let stream = UnixStream::connect_addr(&mine).expect("a listener");
                 let from = [ME + 1, ME, 0, u32::MAX as usize][script.below(4)];
-                let claim = Initiator::new(&token, &greeting_of(from, &tree.address.id)).expect("random bytes");
+                let claim =
+                    Initiator::new(&token, &greeting_of(from, &tree.address.id)).expect("random bytes");
                 let other = match script.below(4) {
                     0 => Other::Unauthenticated,
                     _ => {

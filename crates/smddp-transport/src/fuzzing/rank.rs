@@ -220,11 +220,13 @@ impl Rank {
         }
         while self.sends[at].transferred < self.sends[at].bytes {
             let send = &self.sends[at];
-            let Some((send_slot, room)) = self.net.p2p(|messages| messages.send_slot(send.stream)) else { return };
+            let Some((send_slot, room)) = self.net.p2p(|messages| messages.send_slot(send.stream)) else {
+                return;
+            };
             let piece = room.min((send.bytes - send.transferred) as usize);
             self.check_owned(send_slot, piece, "a fragment to be filled");
             // SAFETY: `check_owned` checked the memory of this message; single-threaded.
-            unsafe { cell.write_bytes(1, piece) };
+            unsafe { send_slot.write_bytes(1, piece) };
             self.net.p2p(|messages| messages.publish(send.stream, piece));
             self.sends[at].transferred += piece as u64;
         }
@@ -238,8 +240,8 @@ impl Rank {
             // A matching receive has a buffer of this size; larger messages match none.
             if envelope.bytes <= 1 << 20 {
                 let mut memory = vec![0; envelope.bytes as usize].into_boxed_slice();
-                let in_place =
-                    script.yes() && self.net.p2p(|messages| messages.receive_into(from, stream, memory.as_mut_ptr()));
+                let in_place = script.yes()
+                    && self.net.p2p(|messages| messages.receive_into(from, stream, memory.as_mut_ptr()));
                 let memory = in_place.then_some(memory);
                 self.receives.push(Transfer {
                     peer: from,
@@ -260,13 +262,14 @@ impl Rank {
         }
         while self.receives[at].transferred < self.receives[at].bytes {
             let receive = &self.receives[at];
-            let Some((recv_slot, room)) = self.net.p2p(|messages| messages.recv_slot(receive.peer, receive.stream))
+            let Some((recv_slot, room)) =
+                self.net.p2p(|messages| messages.recv_slot(receive.peer, receive.stream))
             else {
                 return;
             };
             let length = room.min((receive.bytes - receive.transferred) as usize);
             assert!(length > 0, "an empty fragment would cause an endless loop");
-            self.check_owned(piece, length, "a fragment");
+            self.check_owned(recv_slot, length, "a fragment");
             self.net.p2p(|messages| messages.release(receive.peer, receive.stream));
             self.receives[at].transferred += length as u64;
         }

@@ -189,7 +189,7 @@ impl Pair {
         while transferred < bytes {
             let Some((send_slot, room)) = self.link.p2p().send_slot(stream) else { break };
             let piece = room.min((bytes - transferred) as usize);
-            self.check_shared(cell, piece);
+            self.check_shared(send_slot, piece);
             self.link.p2p().publish(stream, piece);
             transferred += piece as u64;
         }
@@ -215,7 +215,7 @@ impl Pair {
                 assert!(length > 0, "an empty fragment would cause an endless loop");
                 // Inline payloads were copied with their announcement.
                 if bytes > INLINE_BYTES as u64 {
-                    self.check_shared(piece, length);
+                    self.check_shared(recv_slot, length);
                 }
                 self.link.p2p().release(1, stream);
                 transferred += length as u64;

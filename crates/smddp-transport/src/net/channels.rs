@@ -405,9 +405,9 @@ impl RemoteChannels {
     }
 
     /// Sets the number that status queries about this rank pass to the process's responder.
-    pub(crate) fn set_query_subject(&self, set_query_subject: u64) {
+    pub(crate) fn set_query_subject(&self, subject: u64) {
         if let Some(sideband) = &self.sideband {
-            sideband.set_query_subject(set_query_subject);
+            sideband.set_query_subject(subject);
         }
     }
 

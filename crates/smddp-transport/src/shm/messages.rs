@@ -345,7 +345,7 @@ impl MessageTransport for LocalMessages {
         let (ring, _, received) = &mut self.inbound[from];
         *received += 1;
         // No notification: the sender reads the count when it leaves.
-        self.ranks.remotes[from].memory().counter(*ring + CONFIRMED).publish(*received);
+        self.ranks.peers[from].memory().counter(*ring + CONFIRMED).publish(*received);
     }
 
     fn is_confirmed(&self, to: usize) -> bool {

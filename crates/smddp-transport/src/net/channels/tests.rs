@@ -186,7 +186,10 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
                 !net.p2p(|messages| messages.receive_into(1, stream, memory.as_mut_ptr())),
                 "it already has a region"
             );
-            assert_eq!(net.p2p(|messages| messages.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
+            assert_eq!(
+                net.p2p(|messages| messages.recv_slot(1, stream)).map(|(_, bytes)| bytes),
+                Some(50_000)
+            );
         }
     }
 }
