@@ -1,4 +1,4 @@
-"""The functions that the architecture page names behind a script's calls exist."""
+"""The functions that the architecture page names exist."""
 
 import ast
 import re
@@ -29,4 +29,18 @@ def test_the_functions_behind_a_scripts_calls_exist(title):
     missing = [
         f"{module}.{name}" for module, name in named if name != "py" and name not in _defined(package / f"{module}.py")
     ]
+    assert not missing, missing
+
+
+def test_the_functions_on_the_path_of_a_call_exist():
+    page = (ROOT / "docs/architecture.md").read_text()
+    section = page[page.index("## The path of one call") :].split("\n## ", 1)[0]
+    named = re.findall(r"`(core|plan|py|transport) ([a-z_0-9/]+)::(\w+)`", section)
+    assert len(named) >= 30
+    missing = []
+    for crate, module, name in named:
+        path = ROOT / f"crates/smddp-{crate}/src/{module}"
+        file = next((f for f in (path.with_suffix(".rs"), path / "mod.rs") if f.exists()), None)
+        if file is None or not re.search(rf"\bfn {name}\b", file.read_text()):
+            missing.append(f"{crate} {module}::{name}")
     assert not missing, missing
