@@ -51,7 +51,7 @@ pub fn settings(bytes: &[u8]) {
     }
 }
 
-/// What other ranks' cards say of the network, one note of 24 bytes behind the other.
+/// Reads the network estimates in other ranks' user data, 24 bytes each.
 pub fn user_data(bytes: &[u8]) {
     if let Some(network) = network::noted(bytes.chunks(24)) {
         for figure in [network.latency_ns, network.message_ns, network.bytes_per_ns] {

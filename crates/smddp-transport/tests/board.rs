@@ -168,11 +168,11 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     );
 
     let refused = |token: u64| shared_page.borrow(1, token).unwrap_err().to_string();
-    assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
-    assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
+    assert!(refused(tokens[2]).contains("exceeds the limit of"), "{}", refused(tokens[2]));
+    assert!(refused(tokens[3]).contains("exceeds the limit of"), "{}", refused(tokens[3]));
     assert_eq!(refused(tokens[4]), "it is not for you");
     for unknown in [tokens[5], 1 << 40] {
-        assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
+        assert_eq!(refused(unknown), format!("no export has number {unknown}"));
     }
     assert_eq!(shared_page.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 

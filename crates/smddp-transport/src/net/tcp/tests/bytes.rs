@@ -5,7 +5,7 @@ use std::net::Shutdown;
 
 use super::super::wire::GOODBYE;
 use super::*;
-use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
+use crate::fuzzing::feed::{BYTES, CELL, FINGERPRINT, Feed, header};
 
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
@@ -20,7 +20,7 @@ const MOVED: u8 = 10;
 
 /// Message `index` of the operation under way, of so many bytes.
 fn data(seq: u64, index: u64, bytes: u64) -> Vec<u8> {
-    frame(DATA, 0, [seq, index, bytes, HEAD.what, HEAD.count, BYTES])
+    frame(DATA, 0, [seq, index, bytes, FINGERPRINT.what, FINGERPRINT.count, BYTES])
 }
 
 /// A frame and as many bytes as it says, if they are few.
@@ -173,7 +173,7 @@ fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
             let mut field = || TELLING[next(&mut seed) as usize % TELLING.len()];
             let fields = [field() % 4, field(), field(), field(), field(), field()];
             let fields = if next(&mut seed).is_multiple_of(2) {
-                [0, fields[1] % 3, fields[2] % 6000, HEAD.what, HEAD.count, BYTES]
+                [0, fields[1] % 3, fields[2] % 6000, FINGERPRINT.what, FINGERPRINT.count, BYTES]
             } else {
                 fields
             };
