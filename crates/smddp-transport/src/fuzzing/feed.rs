@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::joint::{InterNode, Prepared, TransportOptions};
+#[cfg(test)]
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
 use crate::net::tcp::address::{Credential, Hello, Purpose};
