@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::joint::{InterNode, Prepared, TransportOptions};
+#[cfg(test)]
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
 #[cfg(test)]
@@ -20,7 +21,7 @@ pub(crate) const CELL: usize = 5_000;
 pub(crate) const MESSAGES: u64 = 3;
 pub(crate) const BYTES: u64 = 14_000;
 /// Fingerprint of the operation.
-pub(crate) const HEAD: CallFingerprint = CallFingerprint { call: 7, count: 1 };
+pub(crate) const FINGERPRINT: CallFingerprint = CallFingerprint { call: 7, count: 1 };
 
 /// Transport options for ranks of one process that act as separate nodes.
 pub(crate) fn options(rank: usize) -> TransportOptions {
@@ -51,8 +52,8 @@ pub(crate) fn credential(rank: usize) -> Credential {
 }
 
 /// Returns the reply of a listener with that token to a greeting.
-pub(crate) fn responder_reply(words: &[u8]) -> [u8; REPLY] {
-    let challenge = Responder::new(known_token(), words.to_vec());
+pub(crate) fn responder_reply(bytes: &[u8]) -> [u8; REPLY] {
+    let challenge = Responder::new(known_token(), bytes.to_vec());
     challenge.unwrap_or_else(|error| panic!("{error}")).1
 }
 
@@ -67,8 +68,8 @@ pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
 /// Receives a peer's greeting and proof, without confirming them.
 #[cfg(test)]
 pub(crate) fn accept_proof(mut stream: TcpStream) -> TcpStream {
-    let mut words = [0; HELLO + NONCE];
-    let received = stream.read_exact(&mut words).and_then(|()| stream.write_all(&responder_reply(&words)));
+    let mut bytes = [0; HELLO + NONCE];
+    let received = stream.read_exact(&mut bytes).and_then(|()| stream.write_all(&responder_reply(&bytes)));
     received
         .and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
         .unwrap_or_else(|error| panic!("{error}"));
@@ -128,11 +129,11 @@ pub(crate) fn authenticate(
     connected().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
-fn connect_with(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
+fn connect_with(group_listener: &TcpAddress, bytes: &[u8]) -> TcpStream {
     let connected = TcpStream::connect(group_listener.socket).and_then(|mut stream| {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        stream.write_all(words)?;
+        stream.write_all(bytes)?;
         Ok(stream)
     });
     connected.unwrap_or_else(|error| panic!("no connection to {group_listener:?}: {error}"))
@@ -185,7 +186,7 @@ impl Feed {
             window: 2,
         };
         let routed = group.route(channel_layout);
-        assert!(group.begin(0, HEAD, &routed, &[]), "the operation did not begin");
+        assert!(group.begin(0, FINGERPRINT, &routed, &[]), "the operation did not begin");
         Self { group, group_listener, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
@@ -198,8 +199,8 @@ impl Feed {
     /// Opens a connection that begins with arbitrary bytes. A valid hello has 40 bytes, followed by a nonce of 32
     /// bytes.
     #[must_use]
-    pub(crate) fn connect_with_bytes(&self, words: &[u8]) -> TcpStream {
-        connect_with(&self.group_listener, words)
+    pub(crate) fn connect_with_bytes(&self, bytes: &[u8]) -> TcpStream {
+        connect_with(&self.group_listener, bytes)
     }
 
     /// Returns a hello for frames of this class, from any rank.

@@ -91,7 +91,7 @@ impl Line {
     }
 
     /// Returns (address, bytes) of payloads that may be written at any time, and of payloads that may be read.
-    pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
+    pub(super) fn in_transfer(&self) -> Vec<(*const u8, usize)> {
         let items = self.inbound.iter().flatten().flatten();
         let inbound = items.filter_map(|item| match item.target {
             Some(Target::At(at)) => Some((at.cast_const(), item.frame.bytes as usize)),

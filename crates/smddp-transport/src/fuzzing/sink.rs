@@ -64,7 +64,7 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
         for order in orders {
             line.with(|line| line.orders.push(order));
             rank.net.poll();
-            for (at, bytes) in line.with(|line| line.under_way()) {
+            for (at, bytes) in line.with(|line| line.in_transfer()) {
                 rank.check_owned(at, bytes, "a payload in transfer");
             }
         }

@@ -43,14 +43,15 @@ impl Exports {
 
     pub(crate) fn create(&self, token: u64) -> io::Result<MemoryExport> {
         let exporter = lock(&self.state).1.get(&token).cloned();
-        let exporter =
-            exporter.ok_or_else(|| io::Error::other(format!("nothing is lent under number {token}")))?;
+        let exporter = exporter.ok_or_else(|| io::Error::other(format!("no export has number {token}")))?;
         let exported = exporter()?;
         if exported.bytes.len() > MemoryExport::MOST_BYTES || exported.fds.len() > MemoryExport::MOST_FDS {
             return Err(io::Error::other(format!(
-                "{} bytes and {} descriptors are more than one answer holds",
+                "an export of {} bytes and {} descriptors exceeds the limit of {} bytes or {} descriptors",
                 exported.bytes.len(),
-                exported.fds.len()
+                exported.fds.len(),
+                MemoryExport::MOST_BYTES,
+                MemoryExport::MOST_FDS,
             )));
         }
         Ok(exported)

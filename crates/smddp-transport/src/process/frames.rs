@@ -121,7 +121,7 @@ fn describe(text: &str, library_folders: &[String]) -> String {
         format!("{cut}{}:{line}", &file[from..])
     });
     let lines: Vec<String> = lines.collect();
-    if lines.is_empty() { "no line of Python".to_owned() } else { lines.join(" < ") }
+    if lines.is_empty() { "no Python frame".to_owned() } else { lines.join(" < ") }
 }
 
 /// Parses `  File "train.py", line 88 in step` into the file and "88 in step".

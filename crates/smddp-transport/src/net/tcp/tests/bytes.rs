@@ -5,7 +5,7 @@ use std::net::Shutdown;
 
 use super::super::wire::LEAVE_GRACE;
 use super::*;
-use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
+use crate::fuzzing::feed::{BYTES, CELL, FINGERPRINT, Feed, header};
 
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
@@ -20,7 +20,7 @@ const MOVED: u8 = 10;
 
 /// Encodes message `index` of operation `seq`, with a payload of `bytes` bytes.
 fn data(seq: u64, index: u64, bytes: u64) -> Vec<u8> {
-    frame(DATA, 0, [seq, index, bytes, HEAD.call, HEAD.count, BYTES])
+    frame(DATA, 0, [seq, index, bytes, FINGERPRINT.call, FINGERPRINT.count, BYTES])
 }
 
 /// Encodes a frame and its payload. A payload of more than 200,000 bytes is cut to 1,000.
@@ -176,7 +176,7 @@ fn random_frames_on_any_connections_are_faults_at_worst() {
             let mut field = || INTERESTING[next(&mut seed) as usize % INTERESTING.len()];
             let fields = [field() % 4, field(), field(), field(), field(), field()];
             let fields = if next(&mut seed).is_multiple_of(2) {
-                [0, fields[1] % 3, fields[2] % 6000, HEAD.call, HEAD.count, BYTES]
+                [0, fields[1] % 3, fields[2] % 6000, FINGERPRINT.call, FINGERPRINT.count, BYTES]
             } else {
                 fields
             };
