@@ -67,6 +67,8 @@ pub(crate) struct Driver {
     releasing: Option<Instant>,
     /// The error that came of another rank's report, and the report.
     heard: Option<(Error, String)>,
+    /// Set once the other ranks have been sent the reason why the group is dead.
+    pub(crate) announced: bool,
     /// The last error of the process whose death ends this group.
     quoted: Option<String>,
     /// A rank that left while it had still to take something in that operation, and when that was first seen.
@@ -105,6 +107,7 @@ impl Driver {
             enqueued: VecDeque::new(),
             releasing: None,
             heard: None,
+            announced: false,
             quoted: None,
             untaken: None,
             behind: None,
@@ -419,6 +422,7 @@ impl Driver {
 
     /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
+        self.announced = true;
         let heard = self.heard.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.

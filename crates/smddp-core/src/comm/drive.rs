@@ -165,8 +165,13 @@ impl Inner {
         if let Some(error) = self.poison.get() {
             let (had, now) = (driver.waited_for(), Instant::now());
             match error {
-                Error::Closed { why, .. } if had && why == super::DESTROYED => driver.depart(error, now),
-                _ if had => driver.fail(error, now),
+                Error::Closed { why, .. } if why == super::DESTROYED => {
+                    if had {
+                        driver.depart(error, now);
+                    }
+                }
+                // Also with no pending operation: `abort` leaves the notice to this thread if it held the driver.
+                _ if had || !driver.announced => driver.fail(error, now),
                 _ => {}
             }
             driver.keep_releasing(now);

@@ -635,7 +635,7 @@ impl Communicator {
         inner.sleeper.ring();
         let mut driver = lock(&inner.driver);
         if let Some(error) = inner.poison.get()
-            && (driver.waited_for() || inner.has_items())
+            && (driver.waited_for() || inner.has_items() || !fresh && !driver.announced)
         {
             inner.turn(&mut driver);
             if !fresh {
@@ -654,6 +654,11 @@ impl Communicator {
     pub(crate) fn driving(&self, what: impl FnOnce()) {
         let _driver = lock(&self.0.driver);
         what();
+    }
+
+    /// Returns true once the other ranks have been sent the reason why the group is dead.
+    pub(crate) fn has_announced(&self) -> bool {
+        lock(&self.0.driver).announced
     }
 
     pub(crate) fn cache(&self) -> &Mutex<Cache> {
