@@ -169,7 +169,7 @@ fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use crate::for_tests::group;
     use crate::sync::lock;
@@ -193,5 +193,21 @@ mod tests {
         }
         assert_eq!(lock(comm.cache()).made, 1, "one binding for forty calls");
         comm.close();
+    }
+
+    #[test]
+    fn an_abort_is_announced_although_another_thread_drives_and_nothing_is_pending() {
+        let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
+        comm.driving(|| comm.abort("enough"));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !comm.has_announced() {
+            assert!(Instant::now() < end, "the other rank was sent no notice");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+
+        let closed = Communicator::over(group(2), &[0, 0], "closed", Duration::from_secs(60));
+        closed.driving(|| closed.abort("enough"));
+        closed.close();
+        assert!(closed.has_announced());
     }
 }
