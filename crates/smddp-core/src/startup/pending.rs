@@ -138,7 +138,7 @@ impl Pending {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
         };
-        let Joined { group, nodes, local_ranks, log_lines: log_lines } = self
+        let Joined { group, nodes, local_ranks, log_lines } = self
             .prepared
             .connect(rank_infos)
             .map_err(|error| connect_error(&self.call, &self.name, &me, error))?;
