@@ -588,7 +588,7 @@ impl Communicator {
         state.sleeper.notify();
         let mut engine = lock(&state.engine);
         if let Some(error) = state.failure.get()
-            && (engine.has_calls() || state.has_commands())
+            && (engine.has_calls() || state.has_commands() || !is_first && !engine.is_abort_sent)
         {
             state.guarded_poll(&mut engine);
             if !is_first {
@@ -605,8 +605,13 @@ impl Communicator {
 impl Communicator {
     /// Runs `action` while the engine is owned.
     pub(crate) fn while_owned(&self, action: impl FnOnce()) {
-        let _driver = lock(&self.0.engine);
+        let _engine = lock(&self.0.engine);
         action();
+    }
+
+    /// Returns true once the other ranks have been sent the reason of the failure.
+    pub(crate) fn is_abort_sent(&self) -> bool {
+        lock(&self.0.engine).is_abort_sent
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {

@@ -77,6 +77,8 @@ pub(crate) struct Engine {
     release_started: Option<Instant>,
     /// Error that another rank reported, with the report to forward.
     forwarded_report: Option<(Error, String)>,
+    /// Set once the other ranks have been sent the reason of the failure.
+    pub(crate) is_abort_sent: bool,
     /// Last error of the process whose death ends this group.
     cause_text: Option<String>,
     /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
@@ -121,6 +123,7 @@ impl Engine {
             enqueued: VecDeque::new(),
             release_started: None,
             forwarded_report: None,
+            is_abort_sent: false,
             cause_text: None,
             undelivered_since: None,
             trailing_since: None,
@@ -444,6 +447,7 @@ impl Engine {
 
     /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
+        self.is_abort_sent = true;
         let forwarded_report = self.forwarded_report.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.

@@ -196,18 +196,18 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_is_announced_although_another_thread_drives_and_nothing_is_pending() {
-        let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
-        comm.driving(|| comm.abort("enough"));
+    fn abort_notice_is_sent_by_the_owner_of_the_engine_without_pending_calls() {
+        let comm = Communicator::from_group(group(2), &[0, 0], "test", Duration::from_secs(60));
+        comm.while_owned(|| comm.abort("enough"));
         let end = Instant::now() + Duration::from_secs(20);
-        while !comm.has_announced() {
-            assert!(Instant::now() < end, "the other rank was sent no notice");
+        while !comm.is_abort_sent() {
+            assert!(Instant::now() < end, "no abort notice was sent");
             std::thread::sleep(Duration::from_millis(1));
         }
 
-        let closed = Communicator::over(group(2), &[0, 0], "closed", Duration::from_secs(60));
-        closed.driving(|| closed.abort("enough"));
+        let closed = Communicator::from_group(group(2), &[0, 0], "closed", Duration::from_secs(60));
+        closed.while_owned(|| closed.abort("enough"));
         closed.close();
-        assert!(closed.has_announced());
+        assert!(closed.is_abort_sent());
     }
 }

@@ -168,8 +168,13 @@ impl SharedState {
         if let Some(error) = self.failure.get() {
             let (had_calls, now) = (engine.has_calls(), Instant::now());
             match error {
-                Error::Closed { reason, .. } if had_calls && reason == DESTROYED => engine.depart(error, now),
-                _ if had_calls => engine.fail(error, now),
+                Error::Closed { reason, .. } if reason == DESTROYED => {
+                    if had_calls {
+                        engine.depart(error, now);
+                    }
+                }
+                // Also without pending calls: an `abort` leaves the notice to the thread that owns the engine.
+                _ if had_calls || !engine.is_abort_sent => engine.fail(error, now),
                 _ => {}
             }
             engine.keep_releasing(now);
