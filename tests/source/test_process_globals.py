@@ -25,8 +25,8 @@ ALLOWED = {
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",
     ("smddp-transport/src/fork.rs", "HOOK"): "one call of pthread_atfork",
     ("smddp-transport/src/process/pool.rs", "BYTES"): "reads two small files",
-    ("smddp-transport/src/process/questions.rs", "TELLER"): "set once with a function pointer",
-    ("smddp-transport/src/warn.rs", "EAR"): "set once with a function pointer",
+    ("smddp-transport/src/process/status.rs", "RESPONDER"): "set once with a function pointer",
+    ("smddp-transport/src/warning.rs", "WARN_HOOK"): "set once with a function pointer",
 }
 #: The same for module-level objects of Python.
 ALLOWED_IN_PYTHON = {

@@ -214,10 +214,6 @@ pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
     lost(group, name, pending.to_owned(), me, &how)
 }
 
-/// Advice in errors about a lost rank.
-pub(super) const LOST_ADVICE: &str = "this error follows from that rank's failure: see its log for the first cause; to continue \
-     without it, destroy the group and create a new one";
-
 /// Error of operation `what` for the loss of a rank.
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
@@ -226,7 +222,7 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
         rank,
         who: group.describe(rank),
         how: how.to_owned(),
-        advice: LOST_ADVICE,
+        advice: report::LOST_ADVICE,
     }
 }
 

@@ -6,10 +6,13 @@ use std::time::Duration;
 use smddp_transport::{Group, MAX_ABORT_REPORT};
 
 use crate::error::Error;
-use crate::failure::error_text;
 
 /// Maximum length of a rank list, in bytes.
 pub(crate) const MAX_RANK_LIST: usize = 360;
+
+/// Advice in errors about a lost rank.
+pub(super) const LOST_ADVICE: &str = "this error follows from that rank's failure: see its log for the first cause; to continue \
+     without it, destroy the group and create a new one";
 
 /// Formats ranks in ascending order in at most about `limit` bytes: "5, 258-269, and 37 more".
 pub(crate) fn ranges(ranks: &[usize], limit: usize) -> String {
@@ -126,7 +129,7 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
                 } else {
                     format!("{text}, as {reporter} reports")
                 },
-                advice: error_text::LOST_ADVICE,
+                advice: LOST_ADVICE,
             }
         }
         _ => Error::Closed { group: in_group, reason: format!("{what}: {detail}") },
