@@ -1,4 +1,4 @@
-//! Calls without compression between nodes, regardless of `SMDDP_WIRE_FORMAT`, for data that must stay exact.
+//! Calls without compression between nodes, regardless of `SMDDP_WIRE_FORMAT`, for data that must remain exact.
 
 use std::cell::Cell;
 

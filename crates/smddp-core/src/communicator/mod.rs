@@ -142,7 +142,7 @@ impl Communicator {
         options.timeout.unwrap_or_else(|| Duration::from_nanos(self.0.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Returns the number of collectives started so far.
+    /// Returns the number of collectives started.
     pub fn sequence(&self) -> u64 {
         self.0.submitted.load(Ordering::Relaxed)
     }
@@ -226,7 +226,7 @@ impl Communicator {
     ///
     /// After an error the caller's memory is no longer used. On [`Error::Interrupted`] the operation continues with
     /// copies of its buffers, so the other ranks can finish. If other ranks read the buffers directly, the group
-    /// ends instead. Only device buffers stay in use, in the order of their stream, and `options.keep` is held
+    /// ends instead. Only device buffers remain in use, in the order of their stream, and `options.keep` is held
     /// until then.
     ///
     /// # Safety
@@ -519,7 +519,7 @@ impl Communicator {
     }
 
     /// Leaves the group together with all other ranks. Waits up to `limit` for them and compares the calls that
-    /// each rank made. Late and lost ranks are not compared, which is no error. The group is closed in any case. In
+    /// each rank made. Late and lost ranks are not compared; that is not an error. The group is closed in any case. In
     /// a signal handler that interrupted a call it is closed without the comparison.
     ///
     /// # Errors

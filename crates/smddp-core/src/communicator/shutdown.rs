@@ -180,7 +180,7 @@ impl SharedState {
     }
 
     /// Compares the calls of all ranks. `wait` waits for one collective within the time limit. Lost and late ranks
-    /// cannot be compared, which is no error. Returns true if all messages were sent and have a recv, so pending
+    /// cannot be compared; that is not an error. Returns true if all messages were sent and have a recv, so pending
     /// ones will arrive.
     ///
     /// # Errors

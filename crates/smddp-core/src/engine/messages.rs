@@ -104,9 +104,9 @@ pub(crate) struct MessageQueues {
     /// A recv whose message has another size or dtype, to be reported by the next poll.
     mismatched: Option<(Active, Envelope)>,
     numbers: MessageNumbers,
-    /// Number of messages posted so far.
+    /// Number of posted messages.
     posts: u64,
-    /// Number of posts and announcements so far.
+    /// Number of posts and announcements.
     last_order: u64,
     /// Per rank: the last poll in which an announcement to it had to wait. Later messages to it wait in that poll,
     /// too.
@@ -407,7 +407,7 @@ impl MessageQueues {
         moved
     }
 
-    /// Returns the peers of all messages past their deadline; `None` if there is no such message.
+    /// Returns the peers of all messages past their deadline; `None` if all are within their deadline.
     pub(crate) fn late(&self, now: Instant) -> Option<Vec<usize>> {
         let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
         let all = self.sends.iter().chain(&self.recvs).chain(waiting);

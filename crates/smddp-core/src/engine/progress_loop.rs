@@ -40,7 +40,7 @@ impl Until<'_> {
         }
     }
 
-    /// Returns true if the condition is met, as far as this is visible without the engine.
+    /// Returns true if the condition is met, as visible without the engine.
     fn is_seen(&self) -> bool {
         let enqueued = matches!(self, Self::Enqueued(_, completion) if completion.enqueued());
         enqueued || self.work().is_some_and(Completion::is_done)
@@ -431,7 +431,7 @@ impl SharedState {
     }
 
     fn wait_within(self: &Arc<Self>, until: &Until<'_>, limit: &mut Limit) -> Result<bool> {
-        // The progress thread usually owns the engine for one poll, which is far shorter than a sleep.
+        // The progress thread usually owns the engine for one poll, which is much shorter than a sleep.
         let (mut attempts, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
         let (mut long_wait, mut unregistered) = (None, false);
         let outcome = loop {

@@ -63,7 +63,7 @@ pub(crate) fn runs() -> bool {
 }
 
 /// Sleep of the progress thread after a registration. A caller that starts an operation and immediately waits for
-/// it polls by itself. Waking this thread would cost two system calls, and the caller's processor if both share
+/// it polls on its own thread. Waking this thread would cost two system calls, and the caller's processor if both share
 /// one.
 const REST: Duration = Duration::from_micros(50);
 

@@ -32,7 +32,7 @@ pub(crate) struct SharedState {
     pub(crate) commands: Mutex<Vec<Command>>,
     /// True while `commands` is not empty.
     pub(crate) has_commands: AtomicBool,
-    /// Number of collectives submitted so far.
+    /// Number of submitted collectives.
     pub(crate) submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
     /// Error that ended the group.

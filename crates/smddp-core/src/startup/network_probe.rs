@@ -122,7 +122,7 @@ fn measure_link(messenger: &Messenger<'_>, peer: usize) -> Result<Network> {
 }
 
 /// Measures the link to `peer` if it is longer than all known ones. Neighbouring nodes may be close while two
-/// halves of the nodes are far apart.
+/// halves of the nodes are distant.
 fn measure_if_longer(
     messenger: &Messenger<'_>,
     peer: usize,

@@ -206,7 +206,7 @@ impl RankExchange<'_> {
         self.parent_group.is_none() && self.call.starts_with("init")
     }
 
-    /// Joins the group. `tree` and `endpoint`: sockets through which the other ranks reach this one. They stay open
+    /// Joins the group. `tree` and `endpoint`: sockets through which the other ranks reach this one. They remain open
     /// until an error is in the store.
     fn run(
         &self,
@@ -597,7 +597,7 @@ impl RankExchange<'_> {
     /// Waits until the other ranks have failed, too. Returns true if all except `missing` have.
     ///
     /// Most startup errors affect all ranks, and each rank should report its own. The first failing rank therefore
-    /// stays, because its exit often ends the process and, on rank 0, the store. The "failed" keys stay in the
+    /// waits, because its exit often ends the process and, on rank 0, the store. The "failed" keys remain in the
     /// store: in a later group, they can only shorten a wait like this one.
     fn wait_for_peers(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
