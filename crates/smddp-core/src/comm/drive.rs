@@ -164,15 +164,12 @@ impl Inner {
         self.collect(driver);
         if let Some(error) = self.poison.get() {
             let (had, now) = (driver.waited_for(), Instant::now());
-            match error {
-                Error::Closed { why, .. } if why == super::DESTROYED => {
-                    if had {
-                        driver.depart(error, now);
-                    }
-                }
-                // Also with no pending operation: `abort` leaves the notice to this thread if it held the driver.
-                _ if had || !driver.announced => driver.fail(error, now),
-                _ => {}
+            let destroyed = matches!(error, Error::Closed { why, .. } if why == super::DESTROYED);
+            if destroyed && had {
+                driver.depart(error, now);
+            } else if had || !destroyed && !driver.announced {
+                // Also with no pending operation: `abort` leaves the notice to the thread that held the driver.
+                driver.fail(error, now);
             }
             driver.keep_releasing(now);
             // What tells the others may still be in a queue that moves only when it is looked at.
