@@ -167,15 +167,12 @@ impl SharedState {
         self.take_commands(engine);
         if let Some(error) = self.failure.get() {
             let (had_calls, now) = (engine.has_calls(), Instant::now());
-            match error {
-                Error::Closed { reason, .. } if reason == DESTROYED => {
-                    if had_calls {
-                        engine.depart(error, now);
-                    }
-                }
+            let destroyed = matches!(error, Error::Closed { reason, .. } if reason == DESTROYED);
+            if destroyed && had_calls {
+                engine.depart(error, now);
+            } else if had_calls || !destroyed && !engine.is_abort_sent {
                 // Also without pending calls: an `abort` leaves the notice to the thread that owns the engine.
-                _ if had_calls || !engine.is_abort_sent => engine.fail(error, now),
-                _ => {}
+                engine.fail(error, now);
             }
             engine.keep_releasing(now);
             // Frames that notify the other ranks may still be queued, and only polls send them.
