@@ -139,7 +139,9 @@ def _arrays() -> dict[str, Case]:
         ),
         "a misspelt reduction": case(lambda c: c.all_reduce(ONES, "summ"), "ValueError", "'summ'", "sum, avg"),
         "too many counts": case(lambda c: c.all_gather(ONES, counts=[1, 2]), "ValueError", "2 blocks for 1 ranks"),
-        "counts that do not fit": case(lambda c: c.all_gather(ONES, counts=[3]), "ValueError", "4 elements", "requires 3"),
+        "counts that do not fit": case(
+            lambda c: c.all_gather(ONES, counts=[3]), "ValueError", "4 elements", "requires 3"
+        ),
         "a call after close": case(after_close, "ClosedError", "closed", "destroyed"),
         "a call after a fork": case(
             lambda c: in_a_child(lambda: c.all_reduce(ONES)),
