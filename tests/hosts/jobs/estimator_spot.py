@@ -8,7 +8,8 @@ from pathlib import Path
 
 from smddp.estimator import PyTorch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "estimator"))
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS), str(TESTS / "estimator")]
 from test_restarts import TRAIN
 
 place, rsh = Path(sys.argv[1]), sys.argv[2]
