@@ -300,8 +300,8 @@ def main() -> int:
             )  # fmt: skip
             for name, verdict, detail in found:
                 missed += verdict != PASS
-                told = "**missed**" if verdict == FAIL else "met"
-                print(f"| {name} | {' '.join(detail.split())} | {told} |", flush=True)
+                outcome = "**missed**" if verdict == FAIL else "met"
+                print(f"| {name} | {' '.join(detail.split())} | {outcome} |", flush=True)
         print(f"\n{missed} missed")
     return 1 if missed else 0
 

@@ -69,7 +69,7 @@ class Alive(TorchDispatchMode):
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
-            # The host's buffers begin as bytes; on the CPU nothing else tells them from the device's.
+            # Host buffers start as bytes; on the CPU nothing else distinguishes them from device buffers.
             if tensor.dtype == torch.uint8:
                 self._host[key] = StorageWeakRef(storage)
             elif key not in self._host and key not in self._own and key not in self._storages:

@@ -1,10 +1,10 @@
-"""What a group's start asks of the store: the requests of N ranks, replayed against torch's own TCPStore.
+"""Store requests at the start of a group: those of N ranks, replayed against torch's TCPStore.
 
     python bench/startup_store.py 1024 8192
 
-A few processes with a few connections each make the requests of all ranks. Each rank sets its address, looks for
-its parent's, reads it, looks twice whether somebody refused, and takes its own away, as the core's bootstrap does
-where nobody is late. `--all` replays the other way to do it: every rank reads every rank's card.
+A few processes with a few connections each make the requests of all ranks. Each rank sets its address, checks
+for its parent's, reads it, checks twice for a failure report, and deletes its own, as the core does when all ranks
+are in time. `--all` replays the alternative: every rank reads every rank's information.
 
 Prints, for each N: seconds until all are served, and the bytes that went through the server (keys and values).
 """

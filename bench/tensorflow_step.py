@@ -129,13 +129,13 @@ def main() -> None:
     }
     if sdp.rank() == 0:
         ms = {name: float(np.median(values)) for name, values in times.items()}
-        told = {"ranks": sdp.size(), "tensors": given.tensors, "mib": given.mib, "ms": ms, "wrong": wrong}
-        told["ratio"] = {name: ms["smddp"] / value for name, value in ms.items() if name not in ("alone", "smddp")}
-        told["overlap"] = float(np.median(overlaps))
-        print(json.dumps(told), flush=True)
+        report = {"ranks": sdp.size(), "tensors": given.tensors, "mib": given.mib, "ms": ms, "wrong": wrong}
+        report["ratio"] = {name: ms["smddp"] / value for name, value in ms.items() if name not in ("alone", "smddp")}
+        report["overlap"] = float(np.median(overlaps))
+        print(json.dumps(report), flush=True)
         if given.json:
             with open(given.json, "a") as file:
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(report) + "\n")
     sdp.shutdown()
     # gRPC's servers of the strategy are not made to be closed.
     os._exit(0)

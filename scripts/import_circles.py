@@ -1,7 +1,7 @@
 """Circles of imports among the modules of a crate.
 
-Two rooms that lie beside each other (children of one module) are one room if each uses the other. A module and its own
-children may use each other: they are one room with a door between them.
+Sibling modules (children of one module) form a circle if each uses the other. A module and its own children may use
+each other.
 
 The source is read as text: `use` declarations, and paths that begin with `crate`, `self`, `super` or an imported name.
 What a module re-exports belongs to where it was defined.

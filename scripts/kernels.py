@@ -116,10 +116,10 @@ def assemble(requirement: str, gpus: dict[str, bool], temporary: Path) -> bool:
             good = False
             continue
         # For each kernel: its name, then bytes spilled, then registers.
-        told = done.stdout + done.stderr
-        names = re.findall(r"Compiling entry function '(\w+)'", told)
-        stores = [int(spill) for spill in re.findall(r"(\d+) bytes spill stores", told)]
-        registers = [int(used) for used in re.findall(r"Used (\d+) registers", told)]
+        output = done.stdout + done.stderr
+        names = re.findall(r"Compiling entry function '(\w+)'", output)
+        stores = [int(spill) for spill in re.findall(r"(\d+) bytes spill stores", output)]
+        registers = [int(used) for used in re.findall(r"Used (\d+) registers", output)]
         spilled = {name: spill for name, spill in zip(names, stores) if spill}
         hot = ", ".join(f"{n} {r}" for n, r in zip(names, registers) if n.startswith("smddp_sum_") and "f" in n)
         size = (temporary / "cubin").stat().st_size

@@ -68,9 +68,9 @@ def hanging_job(folder: Path) -> Iterator[list[str]]:
         while True:
             assert job.poll() is None and time.monotonic() < until, f"the job does not hang:\n{log.read_text()}"
             pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
-            told = [_status.ask(int(pid)) for pid in pids]
-            waits = [group["present"] for one in told for group in one["groups"] if group["present"]]
-            if len(told) == RANKS and sum(present["seconds"] > 2 for present in waits) == RANKS - 1:
+            texts = [_status.ask(int(pid)) for pid in pids]
+            waits = [group["present"] for one in texts for group in one["groups"] if group["present"]]
+            if len(texts) == RANKS and sum(present["seconds"] > 2 for present in waits) == RANKS - 1:
                 break
             time.sleep(0.1)
         yield pids

@@ -393,9 +393,9 @@ def test_foreign_client_is_rejected_without_effect_on_ranks():
 
 def test_connections_to_the_rendezvous_are_bounded():
     server = Server("127.0.0.1", 0, 2)
-    with contextlib.ExitStack() as strangers:
+    with contextlib.ExitStack() as stack:
         silent = [
-            strangers.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)) for _ in range(80)
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)) for _ in range(80)
         ]
         assert silent[-1].recv(1) == b"", "one connection for each rank, and 64 more"
         assert threading.active_count() < 80
