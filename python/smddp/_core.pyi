@@ -168,7 +168,7 @@ class Comm:
         """Returns the path of a CUDA device's memory within a node as text; None before the first call on it."""
     def set_timeout(self, timeout: float) -> None: ...
     def abort(self, reason: str) -> None:
-        """Aborts pending calls on all ranks. Never blocks."""
+        """Aborts pending calls on all ranks. Does not wait for them."""
     def finish(self, limit: float) -> None:
         """Closes the group together with the other ranks, and waits at most `limit` seconds for them.
 

@@ -135,7 +135,7 @@ impl Table {
         true
     }
 
-    /// Returns whether the registration with this key contains these bytes of this process.
+    /// Returns true if the registration with this key contains these bytes of this process.
     pub fn holds(&self, key: u64, at: u64, bytes: u64) -> bool {
         self.region[..self.regions.load(Acquire) as usize].iter().any(|region| {
             let start = region.at.load(Relaxed);

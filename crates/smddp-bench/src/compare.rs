@@ -90,7 +90,7 @@ impl Verdict {
 }
 
 impl Half {
-    /// Returns whether the check found wrong elements. Unchecked rows have none.
+    /// Returns true if the check found wrong elements. Unchecked rows have none.
     fn is_wrong(&self) -> bool {
         let text = self.nwrong.as_ref().map(|value| value.to_string().trim_matches('"').to_owned());
         text.and_then(|text| text.parse::<f64>().ok()).is_some_and(|wrong| wrong > 0.0)

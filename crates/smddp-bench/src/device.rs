@@ -34,7 +34,7 @@ impl Device {
             rank,
             group,
             pid: std::process::id(),
-            hostname: hostname(),
+            hostname: short(&smddp_core::host_name(), 64),
             device: local_rank,
             device_hex: "0000:00:00".into(),
             device_info: short(&model.unwrap_or_else(|| "CPU".into()), 100),
@@ -58,10 +58,6 @@ pub(crate) fn peak_memory() -> u64 {
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse().ok());
     kib.map_or(0, |kib: u64| kib * 1024)
-}
-
-pub(crate) fn hostname() -> String {
-    short(&rustix::system::uname().nodename().to_string_lossy(), 64)
 }
 
 /// Returns the devices of all ranks in rank order, and whether all ranks are on one host.

@@ -77,12 +77,12 @@ impl Op {
         self.collective().is_some_and(Collective::has_root)
     }
 
-    /// Returns whether input and output may share memory. Otherwise the second half of a row repeats the first.
+    /// Returns true if input and output may share memory. Otherwise the second half of a row repeats the first.
     pub(crate) const fn has_in_place(self) -> bool {
         !matches!(self, Op::AllToAll | Op::AllToAllV | Op::SendRecv | Op::Barrier)
     }
 
-    /// Returns whether `rank` has an input.
+    /// Returns true if `rank` has an input.
     pub(crate) const fn sends(self, rank: usize, root: usize) -> bool {
         match self {
             Op::Broadcast | Op::Scatter => rank == root,
@@ -91,7 +91,7 @@ impl Op {
         }
     }
 
-    /// Returns whether `rank` has an output.
+    /// Returns true if `rank` has an output.
     pub(crate) const fn receives(self, rank: usize, root: usize) -> bool {
         match self {
             Op::Reduce | Op::Gather => rank == root,

@@ -62,7 +62,7 @@ impl Task {
         }
     }
 
-    /// Returns whether the second half of a row is a separate measurement.
+    /// Returns true if the second half of a row is a separate measurement.
     pub(crate) const fn has_in_place(self) -> bool {
         matches!(self, Task::Measure(op) if op.has_in_place())
     }

@@ -68,7 +68,7 @@ fn parse<T: Copy>(text: &str, all: &[(&'static str, T)], kind: &str) -> Result<S
     })
 }
 
-/// Returns whether the type supports the reduction. Opaque types support none.
+/// Returns true if the type supports the reduction. Opaque types support none.
 pub(crate) fn has(dtype: DType, op: RedOp) -> bool {
     dtype != DType::Opaque1 && (dtype.is_integer() || !is_bitwise(op))
 }

@@ -30,7 +30,7 @@ fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Returns whether the second half of a row is measured in place and checked.
+/// Returns true if the second half of a row is measured in place and checked.
 fn has_in_place(collective: &str) -> bool {
     !matches!(collective, "all_to_all" | "alltoallv" | "barrier" | "sendrecv")
 }

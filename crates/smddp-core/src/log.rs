@@ -81,7 +81,7 @@ pub fn end_diversion() {
     diverted.level.store(Level::None as u8, Ordering::Relaxed);
 }
 
-/// Returns whether lines of this level are logged.
+/// Returns true if lines of this level are logged.
 pub fn is_enabled(level: Level) -> bool {
     LOG.get().is_some_and(|log| level <= log.level)
         || level as u8 <= DIVERTED.get().level.load(Ordering::Relaxed)

@@ -28,12 +28,12 @@ impl Collective {
         Self::Barrier,
     ];
 
-    /// Returns whether the collective combines the contributions of several ranks.
+    /// Returns true if the collective combines the contributions of several ranks.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce | Self::Reduce)
     }
 
-    /// Returns whether the collective has a root rank.
+    /// Returns true if the collective has a root rank.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }

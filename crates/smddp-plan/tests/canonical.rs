@@ -11,7 +11,7 @@ use support::{Rng, in_blocks, partitions, round_robin};
 
 const REDUCING: [Collective; 3] = [Collective::ReduceScatter, Collective::AllReduce, Collective::Reduce];
 
-/// Returns whether the ranks of every node are a subtree of the tree.
+/// Returns true if the ranks of every node are a subtree of the tree.
 fn aligned(topology: &Topology) -> bool {
     let size = topology.size();
     (0..topology.nodes()).all(|node| {

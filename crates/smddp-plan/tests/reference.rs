@@ -6,7 +6,7 @@ use smddp_plan::check::{Error, Operation, Sizes, check_by_reference, programs};
 use smddp_plan::{Algorithm, Buffer, Collective, Program, Step, Topology};
 use support::Rng;
 
-/// Returns whether no block is written twice, and every message is kept in memory.
+/// Returns true if no block is written twice, and every message is kept in memory.
 fn once_and_kept(program: &Program) -> bool {
     let mut written = Vec::new();
     for timed in program.pipelines.iter().flatten() {

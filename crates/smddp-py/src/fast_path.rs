@@ -80,7 +80,7 @@ pub(crate) struct FastPath {
     zero: Py<PyAny>,
 }
 
-/// Returns whether the memory of `dtype` equals its value. Excludes complex types (DLPack hides a lazy conjugation) and opaque
+/// Returns true if the memory of `dtype` equals its value. Excludes complex types (DLPack hides a lazy conjugation) and opaque
 /// bytes.
 fn ordinary(dtype: DType) -> bool {
     !matches!(dtype, DType::C32 | DType::C64 | DType::C128 | DType::Opaque1)
@@ -131,7 +131,7 @@ impl FastPath {
         }))
     }
 
-    /// Returns whether the caller wants a handle (the default), or `None` for an unsupported call: an asynchronous call in host
+    /// Returns true if the caller wants a handle (the default), or `None` for an unsupported call: an asynchronous call in host
     /// memory, or a call with its own timeout.
     fn handle(&self, opts: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
         let py = opts.py();
@@ -214,7 +214,7 @@ impl FastPath {
         Ok(input.filter(alike).map(|input| (output, input, handle)))
     }
 
-    /// Returns whether `longer` has the elements of `block` for each rank.
+    /// Returns true if `longer` has the elements of `block` for each rank.
     fn divides(&self, block: FlatTensor, longer: FlatTensor) -> bool {
         block.count.checked_mul(self.comm.size()) == Some(longer.count)
     }

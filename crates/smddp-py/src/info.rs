@@ -130,7 +130,7 @@ pub(crate) fn dump(py: Python<'_>) -> String {
     py.detach(smddp_core::dump)
 }
 
-/// Returns whether the settings allow other ranks to receive the main thread's frames.
+/// Returns true if the settings allow other ranks to receive the main thread's frames.
 #[pyfunction]
 pub(crate) fn are_stacks_enabled() -> bool {
     smddp_core::Config::get().is_ok_and(|config| config.stacks)

@@ -16,7 +16,7 @@ pub(crate) fn log_line(warning: bool, text: &str) {
     }
 }
 
-/// Returns whether level INFO is enabled.
+/// Returns true if level INFO is enabled.
 #[pyfunction]
 pub(crate) fn is_info_enabled() -> bool {
     Config::get().is_ok() && log::is_enabled(log::Level::Info)

@@ -17,7 +17,7 @@ pub(crate) fn tensorflow(comm: Option<&Comm>) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns whether an op is pending on any thread.
+/// Returns true if an op is pending on any thread.
 #[pyfunction]
 pub(crate) fn tensorflow_is_pending() -> bool {
     smddp_tensorflow::is_any_running()

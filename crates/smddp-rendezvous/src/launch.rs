@@ -63,7 +63,7 @@ impl LaunchEnvironment {
         LaunchEnvironment { rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), address: None }
     }
 
-    /// Returns whether a launcher set this process's rank.
+    /// Returns true if a launcher set this process's rank.
     pub fn is_launched(get: &dyn Fn(&str) -> Option<String>) -> bool {
         let env = Env { get };
         LAUNCHERS.iter().any(|launcher| env.has(launcher.rank))

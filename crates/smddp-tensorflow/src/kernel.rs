@@ -70,7 +70,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this thread runs a kernel. Python signal handlers must not run there, since TensorFlow would lose their
+/// Returns true if this thread runs a kernel. Python signal handlers must not run there, since TensorFlow would lose their
 /// exceptions.
 pub fn in_kernel() -> bool {
     INSIDE.get()
@@ -79,7 +79,7 @@ pub fn in_kernel() -> bool {
 /// Number of running kernels on all threads.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns whether a kernel runs on any thread.
+/// Returns true if a kernel runs on any thread.
 pub fn is_any_running() -> bool {
     RUNNING.load(Ordering::Relaxed) > 0
 }

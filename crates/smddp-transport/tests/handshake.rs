@@ -88,7 +88,7 @@ fn complete_handshake(stream: &mut UnixStream, token: &[u8; 32], greeting: &[u8]
     proof.to_vec()
 }
 
-/// Returns whether the listener closed the connection without a reply.
+/// Returns true if the listener closed the connection without a reply.
 fn is_rejected(stream: &mut UnixStream) -> bool {
     let mut answer = Vec::new();
     // A reset counts as a closed connection.

@@ -152,7 +152,7 @@ class Communicator(Arrays):
                 self.communicator.close()
 
     def abort(self, reason: str = "") -> None:
-        """Raise ClosedError in all waiting calls of all ranks. Never blocks."""
+        """Raise ClosedError in all waiting calls of all ranks. Does not wait for them."""
         _open.discard(self)
         self.communicator.abort(reason or f"rank {self.rank} aborted the group")
 

@@ -281,7 +281,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
                     shutdown()
 
     def abort(self) -> None:
-        """Abort pending calls on all ranks. Never blocks.
+        """Abort pending calls on all ranks. Does not wait for them.
 
         A group made with enable_reconfigure has no error afterwards and can be reconfigured.
         """

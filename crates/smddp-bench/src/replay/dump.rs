@@ -54,7 +54,7 @@ pub(crate) enum Outcome {
 }
 
 impl Process {
-    /// Returns whether this is a placeholder for a rank without a dump.
+    /// Returns true if this is a placeholder for a rank without a dump.
     pub(crate) fn is_placeholder(&self) -> bool {
         self.pid == 0
     }

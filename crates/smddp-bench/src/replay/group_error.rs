@@ -45,7 +45,7 @@ impl GroupError {
         Some(GroupError { kind, number, about, text: (*text).to_owned() })
     }
 
-    /// Returns whether the replay's error `self` matches the `recorded` error. No rank dies in a replay: a rank that died in the
+    /// Returns true if the replay's error `self` matches the `recorded` error. No rank dies in a replay: a rank that died in the
     /// recording is missing in the replay.
     pub(crate) fn matches(&self, recorded: &GroupError) -> bool {
         let kinds = (self.kind, recorded.kind);

@@ -66,12 +66,12 @@ impl Spec {
         matches!(self.redop, RedOp::PremulSum(_))
     }
 
-    /// Returns whether sizes may differ for each pair. For a rank that sends nothing, the bytes of other ranks determine it.
+    /// Returns true if sizes may differ for each pair. For a rank that sends nothing, the bytes of other ranks determine it.
     pub(crate) fn may_be_pairs(&self) -> bool {
         self.collective == Collective::AllToAll && self.elements == 0
     }
 
-    /// Returns whether the blocks differ and only their sum is recorded. With a factor this is unknown.
+    /// Returns true if the blocks differ and only their sum is recorded. With a factor this is unknown.
     pub(crate) fn is_uneven(&self) -> bool {
         self.hash.is_some() && !self.has_factor()
     }

@@ -1,6 +1,6 @@
 //! Fingerprint of a call: two 64-bit words that are equal on all ranks of the call.
 //!
-//! `what`: collective, dtype, redop, root, plan. `count`: elements. A hash is added for blocks of different sizes
+//! `call`: collective, dtype, redop, root, plan. `count`: elements. A hash is added for blocks of different sizes
 //! and for a factor, so that calls with equal sums differ.
 
 use smddp_plan::{Collective, Counts, Decision};
@@ -14,15 +14,15 @@ use crate::call::types::{DType, RedOp};
 const HASHED: u64 = 1 << 63;
 /// Number of bits of that number.
 const COUNT_BITS: u32 = 31;
-/// Bit of `what`, next to the dtype: elements are compressed between nodes.
+/// Bit of `call`, next to the dtype: elements are compressed between nodes.
 const COMPRESSED: u64 = 1 << 15;
-/// Bit of `what`, next to the reduction: the call by which a rank leaves the group.
+/// Bit of `call`, next to the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
 /// Returns the fingerprint of a call with this key and decision.
 pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
     let (choice, pairs) = (decision.choice, decision.uneven_pairs());
-    let what = u64::from(key.collective as u8)
+    let call = u64::from(key.collective as u8)
         | u64::from(key.dtype as u8) << 8
         | u64::from(key.redop) << 16
         | (if key.collective.has_root() { key.root as u64 & 0xffff } else { 0xffff }) << 24
@@ -30,7 +30,7 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60
         | if decision.format.is_some() { COMPRESSED } else { 0 };
-    CallFingerprint { call: what, count: count(&decision.counts, key.factor) }
+    CallFingerprint { call, count: count(&decision.counts, key.factor) }
 }
 
 fn count(counts: &Counts, factor: u64) -> u64 {

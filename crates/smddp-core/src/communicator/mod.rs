@@ -73,9 +73,8 @@ impl Communicator {
             FALLBACK.get_or_init(Config::default)
         });
         let counters = Arc::new(PathCounters::default());
-        let abort_reported = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
-        let recorder =
-            Recorder::new(abort_reported, rank, &facts.topology, counters.clone(), config.recorder);
+        let name_and_path = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
+        let recorder = Recorder::new(name_and_path, rank, &facts.topology, counters.clone(), config.recorder);
         group.set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(SharedState {
             engine: Mutex::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
@@ -189,8 +188,8 @@ impl Communicator {
         (self.0.facts.topology.nodes() > 1).then(|| self.0.facts.network.get().copied().unwrap_or(assumed))
     }
 
-    /// Sets the network estimate of a communicator that was created by [`Communicator::over`]: before its first
-    /// call, and equal on all ranks. Returns false if it was set already.
+    /// Sets the network estimate of a communicator that was created by [`Communicator::from_group`]: before its
+    /// first call, and equal on all ranks. Returns false if it was set already.
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
@@ -496,7 +495,8 @@ impl Communicator {
         Ok(Work { shared, comm: state.clone(), call: CallName::Message(direction), completion: None })
     }
 
-    /// Aborts the group: all waiting calls fail, on this rank and on its peers. Never blocks.
+    /// Aborts the group: all waiting calls fail, on this rank and on its peers. Waits for no rank; sends the
+    /// report for at most 50 ms.
     pub fn abort(&self, reason: &str) {
         let state = &self.0;
         if state.forks != fork::generation() {

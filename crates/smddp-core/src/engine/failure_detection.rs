@@ -32,9 +32,10 @@ const MISMATCH_REPORT_TIME: Duration = Duration::from_millis(250);
 const LATE_LOG: Duration = Duration::from_secs(2);
 
 impl Engine {
-    pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
+    /// Returns the error that the known faults give, if any.
+    pub(super) fn examine_faults(&mut self, now: Instant) -> Option<Error> {
         let faults = self.group.faults(now);
-        Ok(self.evaluate(&faults, false).err())
+        self.evaluate(&faults, false).err()
     }
 
     /// Waits up to `DEATH_REPORT_LIMIT` for a death report that explains a transport error.
@@ -42,7 +43,7 @@ impl Engine {
         let begun = Instant::now();
         loop {
             let now = Instant::now();
-            if let Some(error) = self.examine_faults(now)? {
+            if let Some(error) = self.examine_faults(now) {
                 return Err(error);
             }
             if now - begun >= DEATH_REPORT_LIMIT {
@@ -285,9 +286,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether the current operation may still complete. The rank that declared the group dead had
-    /// completed it, so the missing data may be in flight. A later call failed, which this rank has not made. Group
-    /// creation ends with such a call.
+    /// Returns true if the active collective may still complete although `rank` aborted the group: `rank` failed in a
+    /// later collective, so its data for this one may be in flight. For at most `MISMATCH_REPORT_TIME`.
     fn may_complete(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
         if !self.group.failed_after(rank, seq) {
@@ -303,7 +303,7 @@ impl Engine {
     }
 
     /// Returns true if a rank left without receiving this rank's data of the active operation. Its final
-    /// acknowledgment may still be in flight, so this waits for `DRAIN_GRACE`.
+    /// acknowledgement may still be in flight, so this waits for `DRAIN_GRACE`.
     fn abandoned_data(&mut self, rank: usize) -> bool {
         let Some(seq) =
             self.queue.front().map(|op| op.seq).filter(|&seq| self.group.has_unfinished_sends(rank, seq))
@@ -381,7 +381,7 @@ impl Engine {
         }
     }
 
-    /// Handles faults while this rank leaves. A lost rank ends the leaving without an error; only mismatched calls
+    /// Handles faults while this rank leaves. A lost rank ends the shutdown comparison without an error; only mismatched calls
     /// are an error.
     fn evaluate_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
         let seq = self.queue.front().map_or(0, |op| op.seq);
@@ -394,7 +394,7 @@ impl Engine {
                 Fault::Aborted { rank, .. } | Fault::Left { rank }
                     if self.awaits_receivers(*rank, faults) => {}
                 Fault::Lost { rank, how } => {
-                    // Other ranks may wait for this rank's part in the leaving without monitoring the lost one.
+                    // Other ranks may wait for this rank's part in the shutdown comparison without monitoring the lost one.
                     let what = "destroy_process_group".to_owned();
                     let error = error_text::lost(&self.group, &self.name, what, *rank, how);
                     self.group.abort(&report::own(self.group.rank(), &error));

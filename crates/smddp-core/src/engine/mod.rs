@@ -234,7 +234,7 @@ impl Engine {
         !host && !self.enqueued.is_empty() && self.release_started.is_none()
     }
 
-    /// Returns the longest sleep before the next poll. A device does not ring the doorbell.
+    /// Returns the longest sleep before the next poll. A device does not notify the doorbell.
     pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
         match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
@@ -299,7 +299,7 @@ impl Engine {
                 Err(ExecError::Device(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A failed rank withdraws its memory; its reason then is the one to report.
-                    let cause = self.examine_faults(Instant::now())?;
+                    let cause = self.examine_faults(Instant::now());
                     return Err(cause.unwrap_or(Error::System { what, reason }));
                 }
                 Err(ExecError::Peer(reason)) => {
@@ -317,8 +317,8 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Sends messages that were just submitted. Receiving, which costs a system call per poll, is left to the
-    /// waiting thread.
+    /// Sends messages that were just submitted. Between nodes the waiting thread receives, because that costs a system
+    /// call per poll; a group of one node polls fully.
     pub(crate) fn start_message(&mut self) -> Result<bool, Error> {
         if !self.group.spans_nodes() {
             return self.poll();
@@ -380,7 +380,7 @@ impl Engine {
             if site.handle.released() {
                 // Another rank released all streams, so the data is invalid. The report with its reason is in
                 // flight.
-                if let Some(error) = self.examine_faults(Instant::now())? {
+                if let Some(error) = self.examine_faults(Instant::now()) {
                     return Err(error);
                 }
                 let enqueued = &self.enqueued[index];

@@ -21,6 +21,7 @@ use crate::sync::lock;
 
 /// Condition that ends a progress loop.
 pub(crate) enum Until<'a> {
+    /// The collective with this sequence number is over.
     Over(u64),
     Done(&'a Completion),
     /// All work of the call is on the device, or the call is done.
@@ -104,7 +105,7 @@ impl Limit {
     }
 }
 
-/// A wait that releases the engine for signal checks. Closing the group does not wait for its call.
+/// Counts a wait that has released the engine for a signal check. While one exists, `try_own_for` returns `None`.
 struct LongWait<'a>(&'a AtomicUsize);
 
 impl<'a> LongWait<'a> {
@@ -182,7 +183,7 @@ impl SharedState {
         self.fail_on_error(engine, outcome)
     }
 
-    /// Posts a message and sends what can be sent, without receiving.
+    /// Posts a message and sends what can be sent.
     fn post_and_send(&self, engine: &mut Engine, message: Request) -> bool {
         self.take_commands(engine);
         engine.messages.post(message);
@@ -201,7 +202,8 @@ impl SharedState {
         })
     }
 
-    /// Appends the command that `command` creates. No other command can be inserted in between.
+    /// Appends the command that `command` creates. It runs under the lock of the queue, so numbers that it assigns follow
+    /// the order of the queue.
     pub(crate) fn submit(&self, command: impl FnOnce() -> Command) {
         let mut commands = lock(&self.commands);
         let command = command();
@@ -330,7 +332,7 @@ impl SharedState {
             .unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    /// Polls for less than a microsecond.
+    /// Polls up to `BRIEF_POLLS` times: less than a microsecond inside a node.
     pub(crate) fn poll_briefly(&self, engine: &mut Engine, until: &Until<'_>) -> Option<Result<()>> {
         let polls = |engine: &mut Engine| {
             for _ in 0..BRIEF_POLLS {
@@ -480,8 +482,8 @@ impl SharedState {
         }
     }
 
-    /// Waits until the buffers of an interrupted collective are released. The owner of the engine, woken by `ring`,
-    /// releases them at its next poll.
+    /// Waits until the buffers of an interrupted collective are released. The owner of the engine, woken by
+    /// `Sleeper::notify`, releases them at its next poll.
     pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Completion>) {
         self.submit(|| Command::Detach(work.clone()));
         while !work.is_released() {

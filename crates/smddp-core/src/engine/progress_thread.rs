@@ -56,7 +56,7 @@ pub(crate) fn register(comm: &Arc<SharedState>) {
     }
 }
 
-/// Returns whether the progress thread exists. It exists wherever a call is pending that no thread waits for,
+/// Returns true if the progress thread exists. It exists wherever a call is pending that no thread waits for,
 /// unless the process cannot create another thread.
 pub(crate) fn runs() -> bool {
     progress().0.running
@@ -67,7 +67,7 @@ pub(crate) fn runs() -> bool {
 /// one.
 const REST: Duration = Duration::from_micros(50);
 
-/// Sleeps until a change. Returns whether the sleep lasted its full time. If a group was registered since `seen`
+/// Sleeps until a change. Returns true if the sleep lasted its full time. If a group was registered since `seen`
 /// registrations, the sleep lasts `REST` at most and needs no notification.
 fn sleep<'a>(
     mut state: MutexGuard<'a, Queue>,

@@ -7,7 +7,7 @@ use crate::error::Result;
 pub trait Store {
     /// Writes a value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
-    /// Returns whether all `keys` exist.
+    /// Returns true if all `keys` exist.
     fn has(&self, keys: &[String]) -> Result<bool>;
     /// Returns the value of a key that exists.
     fn get(&self, key: &str) -> Result<Vec<u8>>;

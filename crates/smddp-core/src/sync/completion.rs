@@ -180,7 +180,7 @@ pub fn interrupted() -> bool {
     interrupted
 }
 
-/// Returns whether the caller is a signal handler that interrupted a call of this thread.
+/// Returns true if the caller is a signal handler that interrupted a call of this thread.
 pub(crate) fn in_handler() -> bool {
     CHECKING.get()
 }

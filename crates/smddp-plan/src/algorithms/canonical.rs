@@ -20,7 +20,7 @@ use super::Algorithm;
 use crate::ir::{Association, Buffer, PlanRequest, Program, Step};
 use crate::topology::Topology;
 
-/// Returns whether two subtrees of the tree over `size` ranks are the halves of one subtree. `left` ends
+/// Returns true if two subtrees of the tree over `size` ranks are the halves of one subtree. `left` ends
 /// where `right` starts.
 pub(crate) fn halves(size: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     let half = (right.end - left.start).next_power_of_two() / 2;

@@ -78,7 +78,7 @@ impl Algorithm {
         if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) { 1 } else { 2 }
     }
 
-    /// Returns whether a partial result has the element type, so that 16-bit floats round at every hop.
+    /// Returns true if a partial result has the element type, so that 16-bit floats round at every hop.
     pub const fn rounds_per_hop(self) -> bool {
         match self {
             Self::HierRing | Self::HierTree | Self::HierRecursive | Self::HierLog => true,
@@ -87,7 +87,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns whether the algorithm combines transfers inside nodes with transfers between nodes.
+    /// Returns true if the algorithm combines transfers inside nodes with transfers between nodes.
     pub const fn is_hierarchical(self) -> bool {
         !matches!(self, Self::Publish | Self::Mesh)
     }

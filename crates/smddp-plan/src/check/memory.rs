@@ -79,7 +79,7 @@ impl Memory {
         self.first[buffer as usize][block] + segment
     }
 
-    /// Returns whether the two blocks are the same memory.
+    /// Returns true if the two blocks are the same memory.
     pub(super) fn same(&self, a: (Buffer, usize), b: (Buffer, usize)) -> bool {
         self.first[a.0 as usize][a.1] == self.first[b.0 as usize][b.1]
     }
@@ -129,7 +129,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Registers a message by reference with this number of readers. Returns whether the piece holds its
+    /// Registers a message by reference with this number of readers. Returns true if the piece holds its
     /// value.
     pub(super) fn send_by_reference(
         &mut self,

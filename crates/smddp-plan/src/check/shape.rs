@@ -30,13 +30,13 @@ impl Operation<'_> {
         self.programs.len()
     }
 
-    /// Returns whether the plan declares the order of the canonical tree.
+    /// Returns true if the plan declares the order of the canonical tree.
     pub(super) fn declares_canonical(&self) -> bool {
         let tree = |step: &Step| matches!(step, Step::Reduce { association: Association::Tree(_), .. });
         self.programs.iter().flat_map(|program| &program.pipelines).flatten().any(|timed| tree(&timed.step))
     }
 
-    /// Returns whether `rank` has that block.
+    /// Returns true if `rank` has that block.
     pub(super) fn exists(&self, rank: usize, buffer: Buffer, block: usize) -> bool {
         use Collective::*;
         let root = rank == self.root;
@@ -66,7 +66,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Returns whether a step on that span of `rank` has work for `segment`.
+    /// Returns true if a step on that span of `rank` has work for `segment`.
     pub(super) fn has(&self, rank: usize, span: Span, segment: usize) -> bool {
         if span.blocks == 0 {
             return segment == 0;
@@ -80,7 +80,7 @@ impl Operation<'_> {
         if self.collective == Collective::AllToAll { rank * self.size() + block } else { block }
     }
 
-    /// Returns whether block `block` of In and of Out are the same memory at `rank`.
+    /// Returns true if block `block` of In and of Out are the same memory at `rank`.
     pub(super) fn shared(&self, rank: usize, block: usize) -> bool {
         self.in_place
             && self.collective != Collective::AllToAll

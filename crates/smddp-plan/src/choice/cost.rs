@@ -21,7 +21,7 @@ const SLOT_RATE: f64 = 20.0;
 /// Bytes per nanosecond through cells.
 const CELL_RATE: f64 = 10.0;
 
-/// Returns whether `publish` with its message in a slot is at least as fast as `mesh`.
+/// Returns true if `publish` with its message in a slot is at least as fast as `mesh`.
 pub(super) fn publish_wins(case: &Case<'_>) -> bool {
     use Collective::*;
     let n = case.size as f64;

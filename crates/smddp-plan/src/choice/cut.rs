@@ -158,7 +158,7 @@ fn down(bytes: usize) -> usize {
     (bytes / LINE * LINE).max(LINE)
 }
 
-/// Returns whether a channel carries at most one message per segment.
+/// Returns true if a channel carries at most one message per segment.
 fn one_message_a_segment(algorithm: Algorithm, collective: Collective) -> bool {
     match algorithm {
         Algorithm::Publish => true,

@@ -227,7 +227,7 @@ impl<'a> Case<'a> {
         self.fits(self.slot)
     }
 
-    /// Returns whether `algorithm` meets the rounding rules. 16-bit reductions must not round repeatedly.
+    /// Returns true if `algorithm` meets the rounding rules. 16-bit reductions must not round repeatedly.
     /// With compression a single rank must reduce each element: several ranks would each keep their own
     /// contribution unrounded and get different bits.
     pub(super) fn allows(&self, algorithm: Algorithm) -> bool {

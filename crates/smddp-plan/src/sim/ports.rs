@@ -118,7 +118,7 @@ impl Ports {
         Departure { start, arrives: first + latency, last: port.free + latency }
     }
 
-    /// Returns whether messages of `rank` pass a narrower uplink after its rail.
+    /// Returns true if messages of `rank` pass a narrower uplink after its rail.
     pub(super) fn has_uplink(&self, rank: usize) -> bool {
         self.uplink[self.node[rank] as usize].is_some()
     }

@@ -86,7 +86,7 @@ pub(crate) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<(Ele
     )))
 }
 
-/// Returns whether the strides describe C order without gaps. The stride of a dimension of size 1, and of an empty array, is
+/// Returns true if the strides describe C order without gaps. The stride of a dimension of size 1, and of an empty array, is
 /// ignored.
 fn contiguous<T: Copy + PartialEq + From<u8> + Mul<Output = T>>(
     shape: &[T],

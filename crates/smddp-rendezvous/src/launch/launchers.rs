@@ -128,7 +128,7 @@ impl Launcher {
         })
     }
 
-    /// Returns whether PMI reports another rank or size than this launcher: then a process manager inside one of its tasks
+    /// Returns true if PMI reports another rank or size than this launcher: then a process manager inside one of its tasks
     /// started this process. The size is compared too, since each job has a rank 0.
     fn is_outside_of_pmi(&self, env: &Env) -> bool {
         let outer = ["PALS_RANKID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", SLURM].contains(&self.rank);
@@ -136,7 +136,7 @@ impl Launcher {
         outer && env.has("PMI_RANK") && place("PMI_RANK", &["PMI_SIZE"]) != place(self.rank, self.size)
     }
 
-    /// Returns whether mpirun started this process. mpirun passes some variables only to the ranks on its own host.
+    /// Returns true if mpirun started this process. mpirun passes some variables only to the ranks on its own host.
     pub(super) fn is_mpi(&self) -> bool {
         ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].contains(&self.rank)
     }

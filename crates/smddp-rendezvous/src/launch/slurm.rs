@@ -18,7 +18,7 @@ pub(super) fn check_step(env: &Env) -> Result<()> {
     }
 }
 
-/// Returns whether srun started this process.
+/// Returns true if srun started this process.
 pub(super) fn in_step(env: &Env) -> bool {
     let step = ["SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"];
     env.first(&step).is_some() || env.has("SLURM_STEP_TASKS_PER_NODE")

@@ -12,7 +12,7 @@ use crate::net::wire::{Broken, INLINE_PAYLOAD, Sink, Target, Ticket, Wire};
 /// Maximum frames per class whose payloads are in transfer.
 const AHEAD: usize = 4;
 
-/// Inbound frame.
+/// ChannelState frame.
 pub(super) struct Item {
     pub(super) frame: Frame,
     /// `None`: the sink has not assigned a target.
@@ -32,7 +32,7 @@ pub(super) enum Order {
 /// Frames in transfer.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// Inbound frames by peer and class.
+    /// ChannelState frames by peer and class.
     pub(super) inbound: Vec<[VecDeque<Item>; CLASSES]>,
     /// (ticket, payload, bytes) of incomplete sends.
     pub(crate) outbound: Vec<(Ticket, *const u8, usize)>,

@@ -17,8 +17,8 @@ const MUTE: &str = "does not answer, though its host does: its process is stoppe
 /// One rank's end of a communicator.
 ///
 /// Messages pass through the *cells* of channels: a writer fills its next cell and publishes it, a reader reads it in place and
-/// releases it. Only [`Group::straggler_query`] and [`Group::leave`] block; all other methods return `None` or `false` for "not yet",
-/// never an error. A group has one owner at a time.
+/// releases it. `straggler_query`, `straggler_query_of`, `activity`, `abort` (50 ms) and `leave` may block. All other methods return at
+/// once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
 pub struct Group {
     routes: Arc<Routes>,
     /// "rank 3 (host h1, pid 812)", by rank.
@@ -96,8 +96,8 @@ impl Group {
         self.remote.as_ref().is_some_and(|remote| remote.net.busy())
     }
 
-    /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or never because of a fault
-    /// (an operation that needs nothing of other ranks would not detect it otherwise).
+    /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or the group has failed;
+    /// [`Self::faults`] then returns the reason.
     ///
     /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must remain
     /// unchanged until the operation ends. [`Self::cell`] returns that memory if the readers can read it, else an ordinary cell.
@@ -206,8 +206,8 @@ impl Group {
         }
     }
 
-    /// Compares the headers of all writers, including writers without a message here, with this rank's. `false`: headers are missing, or
-    /// zero-copy messages are still unread.
+    /// Compares the headers of all writers, including writers without a message here, with this rank's. `false`: headers are missing,
+    /// zero-copy messages are unread, or sends are not complete.
     #[inline]
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.settle() };

@@ -2,7 +2,7 @@
 //!
 //! All ranks agree on a window. The reader of a channel has one slot per window entry, and the writer is at most one window
 //! ahead of the reader. On a long window, the reader returns credits for several slots at a time. The writer needs its own slots
-//! only where the wire does not copy payloads. Data for the operation under way therefore always has a receive slot. Data for
+//! only where the wire does not copy payloads. Data for the operation in progress therefore always has a receive slot. Data for
 //! later operations waits in the wire.
 
 use std::collections::VecDeque;
@@ -67,11 +67,12 @@ struct PeerRecord {
     protocol_error: Option<&'static str>,
 }
 
-/// Receiving side of the channels: validates frames and selects their target addresses.
-pub(super) struct Inbound {
+/// State of this rank's channels and messages in both directions. As the wire's sink it validates frames and selects their target
+/// addresses.
+pub(super) struct ChannelState {
     me: usize,
     staging: StagingMemory,
-    /// Number of the operation under way, or of the next one.
+    /// Number of the operation in progress, or of the next one.
     seq: u64,
     open: bool,
     fingerprint: CallFingerprint,
@@ -98,7 +99,7 @@ pub(super) struct Inbound {
 // SAFETY: slot addresses are inside the endpoint's staging memory, in a region that this operation owns until it ends. Receive
 // targets are inside the call's output, which is valid until the call ends or `release_user_buffers` runs. One thread at a
 // time owns this state.
-unsafe impl Send for Inbound {}
+unsafe impl Send for ChannelState {}
 
 /// Inter-node transport parts of a group.
 pub(crate) struct RemoteParts {
@@ -108,7 +109,7 @@ pub(crate) struct RemoteParts {
     pub(crate) liveness: Option<ProcessLiveness>,
 }
 
-/// Progress of the wait notice in the operation under way.
+/// Progress of the wait notice in the operation in progress.
 #[derive(Default)]
 enum WaitNotice {
     /// No wait was observed in this operation.
@@ -126,10 +127,10 @@ pub(crate) struct RemoteChannels {
     /// Liveness connections to the peers' TCP listeners, for wires that do not detect dead peers. libfabric providers report
     /// a dead peer late, or never while nothing is sent to it.
     liveness: Option<ProcessLiveness>,
-    state: Inbound,
+    state: ChannelState,
     aborted: bool,
     left_group: bool,
-    /// State for the operation under way.
+    /// State for the operation in progress.
     wait_notice: WaitNotice,
     forks: u32,
 }
@@ -146,8 +147,7 @@ const ACK_POLL_INTERVAL: Duration = Duration::from_micros(50);
 const MAX_DIRECT_ABORTS: usize = 256;
 /// Credit frames that a reader sends per window.
 const CREDITS_PER_WINDOW: u64 = 8;
-/// Ticket bit that marks frames without a slot of a collective: control frames and messages.
-/// Tickets with this bit are the messages'.
+/// Ticket bit of frames without a cell of a collective: control frames (without a number) and message fragments.
 const P2P: Ticket = 1 << 63;
 
 impl RemoteChannels {
@@ -160,7 +160,7 @@ impl RemoteChannels {
         nonce: u64,
     ) -> Self {
         let staging = StagingMemory::new(endpoint, nonce);
-        let state = Inbound {
+        let state = ChannelState {
             me,
             messages: RemoteMessages::new(size, staging.sibling(), wire.copies()),
             staging,
@@ -255,7 +255,7 @@ impl RemoteChannels {
         }
     }
 
-    /// Includes the operation under way in the replies to straggler queries.
+    /// Includes the operation in progress in the replies to straggler queries.
     pub(crate) fn publish_begun(&self) {
         if let Some(sideband) = &self.sideband {
             sideband.set_started(self.state.seq + 1);
@@ -311,7 +311,7 @@ impl RemoteChannels {
         self.send_to_readers(out, index, payload, bytes);
     }
 
-    /// Receives the messages of this channel in place, in the operation under way: consecutively in `bytes` from `at`.
+    /// Receives the messages of this channel in place, in the operation in progress: consecutively in `bytes` from `at`.
     pub(crate) fn recv_in_place(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         let state = &mut self.state;
         state.recv_targets.resize(state.layout.recvs.len(), None);
@@ -388,18 +388,18 @@ impl RemoteChannels {
         state.staging.give_back();
     }
 
-    /// Returns whether `rank` has begun operation `seq`; `None`: unknown.
+    /// Returns true if `rank` has begun operation `seq`; `None`: unknown.
     pub(crate) fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
         let begun = self.state.peers[rank].begun > seq;
         (begun || self.state.peers[rank].replied).then_some(begun)
     }
 
-    /// Returns whether operation `seq` waits for data of `rank`, which is not known to have begun it.
+    /// Returns true if operation `seq` waits for data of `rank`, which is not known to have begun it.
     pub(crate) fn waits_for(&self, rank: usize, seq: u64) -> bool {
         self.state.waits_for(rank, seq)
     }
 
-    /// Returns whether data of operation `seq` is being sent to `rank`, or the window of `rank` is full.
+    /// Returns true if data of operation `seq` is being sent to `rank`, or the window of `rank` is full.
     pub(crate) fn has_pending_sends_to(&self, rank: usize, seq: u64) -> bool {
         self.state.open && self.state.seq == seq && self.state.pending_readers().any(|reader| reader == rank)
     }
@@ -435,17 +435,17 @@ impl RemoteChannels {
         self.state.bytes_sent
     }
 
-    /// Returns whether a rank aborted the group in operation `seq` or before.
+    /// Returns true if a rank aborted the group in operation `seq` or before.
     pub(crate) fn is_aborted(&self, seq: u64) -> bool {
         self.state.aborted_from.is_some_and(|from| from <= seq)
     }
 
-    /// Returns whether `rank` aborted the group in an operation after `seq`.
+    /// Returns true if `rank` aborted the group in an operation after `seq`.
     pub(crate) fn aborted_after(&self, rank: usize, seq: u64) -> bool {
         self.state.peers[rank].abort.as_ref().is_some_and(|(from, _)| *from > seq)
     }
 
-    /// Returns whether a rank made a different call in an operation that this rank has completed.
+    /// Returns true if a rank made a different call in an operation that this rank has completed.
     pub(crate) fn has_mismatch(&self) -> bool {
         self.state.mismatch.is_some()
     }
@@ -486,7 +486,7 @@ impl RemoteChannels {
         faults
     }
 
-    /// Ranks for which the operation under way waits: for their data, or for credits from them.
+    /// Ranks for which the active operation waits: for their data, their acknowledgements or their credits.
     pub(crate) fn pending_ranks(&self) -> Vec<usize> {
         let (mut ranks, readers) = self.state.pending_ranks();
         ranks.extend(readers);
@@ -517,7 +517,7 @@ impl RemoteChannels {
         broken
     }
 
-    /// Sends the fingerprint of the operation under way to the ranks that it waits for, once per operation and after
+    /// Sends the fingerprint of the operation in progress to the ranks that it waits for, once per operation and after
     /// `WAIT_NOTICE_DELAY`. A rank in another call, which sends nothing to this rank, then detects the mismatch.
     fn wait_notice(&mut self, awaited: &[usize], now: Instant) {
         match self.wait_notice {
@@ -636,7 +636,7 @@ impl RemoteChannels {
         self.wire.close();
     }
 
-    /// Returns whether `rank` has announced all its messages.
+    /// Returns true if `rank` has announced all its messages.
     pub(crate) fn all_announced(&self, rank: usize) -> bool {
         let peer = &self.state.peers[rank];
         peer.last_announced || peer.leave_classes >> MESSAGES & 1 == 1
@@ -696,7 +696,7 @@ impl RemoteChannels {
 }
 
 impl Drop for RemoteChannels {
-    /// Never reuses the memory of a broken group: a device may still read from it or write to it.
+    /// Abandons the staging memory while sends are not complete: a device may still access it.
     fn drop(&mut self) {
         // In a forked child, all memory belongs to the parent.
         if self.forks != fork::generation() || !self.wire.drained() {
@@ -706,7 +706,7 @@ impl Drop for RemoteChannels {
     }
 }
 
-impl Inbound {
+impl ChannelState {
     fn waits_for(&self, rank: usize, seq: u64) -> bool {
         let silent = |(i, progress): (&RemoteRecv, &RecvProgress)| {
             i.spec.rank == rank && progress.is_pending(&i.spec) && progress.received <= progress.released
@@ -729,7 +729,7 @@ impl Inbound {
         })
     }
 
-    /// Ranks whose data is missing, and ranks that have data still to read.
+    /// Returns the ranks whose data is missing, and the readers with sends in flight or a full window.
     fn pending_ranks(&self) -> (Vec<usize>, Vec<usize>) {
         let awaited = self
             .recv_channels()
@@ -836,7 +836,7 @@ impl Inbound {
     }
 }
 
-impl Sink for Inbound {
+impl Sink for ChannelState {
     fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].contacted = true;
         if self.peers[peer].protocol_error.is_some() {
@@ -945,7 +945,7 @@ impl Sink for Inbound {
 
 #[cfg(any(test, fuzzing))]
 impl RemoteChannels {
-    /// Returns whether these bytes are inside memory that this group owns.
+    /// Returns true if these bytes are inside memory that this group owns.
     pub(crate) fn owns(&self, at: *const u8, bytes: usize) -> bool {
         let state = &self.state;
         let abort_text = |abort_text: &[u8]| abort_text.as_ptr() == at && bytes <= abort_text.len();

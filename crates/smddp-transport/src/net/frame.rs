@@ -70,7 +70,7 @@ const MAGIC: u32 = 0x5d0d_0001;
 
 /// Number of frame classes between two ranks.
 pub(crate) const CLASSES: usize = 2;
-/// Class of point-to-point messages and abort reports.
+/// Class of point-to-point messages. Abort and leave frames use every class in use, and always this one.
 pub(crate) const MESSAGES: usize = 1;
 /// Class of collectives.
 pub(crate) const COLLECTIVES: usize = 0;

@@ -129,13 +129,13 @@ pub(super) struct RecvProgress {
 }
 
 impl RecvProgress {
-    /// Returns whether the channel still expects data.
+    /// Returns true if the channel still expects data.
     pub(super) fn is_pending(&self, spec: &RecvChannel) -> bool {
         !self.confirmed || self.received < spec.messages
     }
 }
 
-/// Progress of the channels of the operation under way.
+/// Progress of the channels of the operation in progress.
 #[derive(Default)]
 pub(super) struct ChannelProgress {
     /// Messages sent, by send channel.

@@ -135,12 +135,12 @@ impl RemoteMessages {
         self.due.pop_front()
     }
 
-    /// Returns whether frames are queued or fragments of closed messages are in flight.
+    /// Returns true if frames are queued or fragments of closed messages are in flight.
     pub(super) fn has_unsent(&self) -> bool {
         self.outgoing.values().any(|out| out.closed) || !self.due.is_empty()
     }
 
-    /// Returns whether any frame is expected.
+    /// Returns true if any frame is expected.
     pub(super) fn expects_frames(&self) -> bool {
         self.waiting_any || !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
@@ -490,7 +490,7 @@ impl Drop for RemoteMessages {
 
 #[cfg(any(test, fuzzing))]
 impl RemoteMessages {
-    /// Returns whether these bytes are inside memory of a message.
+    /// Returns true if these bytes are inside memory of a message.
     pub(super) fn owns(&self, at: *const u8, bytes: usize) -> bool {
         let regions = self.outgoing.values().filter_map(|out| out.region);
         let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));

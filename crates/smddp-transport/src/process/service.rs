@@ -72,7 +72,7 @@ impl EndWatch {
         });
     }
 
-    /// Sleeps until a process ends or the thread is woken, and marks the ended processes. Returns whether any ended;
+    /// Sleeps until a process ends or the thread is woken, and marks the ended processes. Returns true if any ended;
     /// `None` if the program has closed the descriptors of this library (`os.closerange`).
     fn wait(&self) -> Option<bool> {
         let mut events =

@@ -88,7 +88,7 @@ mod tests {
                 let burst = left.min(self.window);
                 let busy = burst / self.bytes_per_ns;
                 left -= burst;
-                // A full link sends continuously; otherwise the sender waits for the first acknowledgment.
+                // A full link sends continuously; otherwise the sender waits for the first acknowledgement.
                 at += if left > 0.0 { busy.max(self.round_trip) } else { busy + self.round_trip };
                 self.window += burst;
             }

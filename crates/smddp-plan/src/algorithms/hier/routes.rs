@@ -178,7 +178,7 @@ impl<'a> Routes<'a> {
         self.parts[part].tree.node(self.home_node(part), node, self.topology.nodes())
     }
 
-    /// Returns whether `node` forwards `part` to other nodes.
+    /// Returns true if `node` forwards `part` to other nodes.
     pub(super) fn forwards(&self, part: usize, node: usize) -> bool {
         self.parts[part].tree.has_children(self.home_node(part), node, self.topology.nodes())
     }

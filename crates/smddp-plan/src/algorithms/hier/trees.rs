@@ -70,7 +70,7 @@ impl Tree {
         }
     }
 
-    /// Returns whether `node` has children.
+    /// Returns true if `node` has children.
     pub(super) fn has_children(self, top: usize, node: usize, nodes: usize) -> bool {
         let offset = offset(top, node, nodes);
         match self {

@@ -191,7 +191,7 @@ impl<'a> Replay<'a> {
         self.clocks[*pipeline..*pipeline + *pipelines].fill(clock);
     }
 
-    /// Runs a rank until all its pipelines wait or it has finished. Returns whether a step was executed.
+    /// Runs a rank until all its pipelines wait or it has finished. Returns true if a step was executed.
     fn advance(&mut self, t: usize, rank: usize, waiting: &mut Vec<Position>) -> Result<bool, Error> {
         let mut progress = false;
         loop {
@@ -286,7 +286,7 @@ fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Ce
     }
 }
 
-/// Returns whether the step has work for `segment`: a message to take, or a piece of a local span.
+/// Returns true if the step has work for `segment`: a message to take, or a piece of a local span.
 fn active(op: &Operation<'_>, rank: usize, step: &Step, segment: usize) -> bool {
     let mine = match step {
         Step::Send { source, .. } | Step::Copy { source, .. } => Some(*source),

@@ -440,13 +440,13 @@ impl FabricEndpoint {
         let _ = self.resize_receive_queues();
     }
 
-    /// Returns whether all sends of a group are complete and no operation writes into its memory.
+    /// Returns true if all sends of a group are complete and no operation writes into its memory.
     pub(crate) fn drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
         group.offers == 0 && group.transfers == 0 && self.messages_drained(number)
     }
 
-    /// Returns whether all messages to the members of a group are sent.
+    /// Returns true if all messages to the members of a group are sent.
     pub(crate) fn messages_drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
         group.members.iter().flatten().all(|member| {
@@ -487,7 +487,7 @@ impl FabricEndpoint {
         }
     }
 
-    /// Returns whether operations may be posted on a rail; false after many `QueueFull` results until the next poll.
+    /// Returns true if operations may be posted on a rail; false after many `QueueFull` results until the next poll.
     pub(super) fn accepts_work(&self, rail: usize) -> bool {
         self.rejections[rail] < MAX_REJECTIONS
     }

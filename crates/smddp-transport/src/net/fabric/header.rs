@@ -37,7 +37,7 @@ impl HeaderKind {
         Self::Pong,
     ];
 
-    /// Returns whether messages of this kind are ordered within their pair.
+    /// Returns true if messages of this kind are ordered within their pair.
     pub(crate) fn ordered(self) -> bool {
         matches!(self, Self::First | Self::More | Self::Offer)
     }

@@ -115,7 +115,7 @@ impl FabricEndpoint {
         (count <= Queues::new(&self.limits).immediates).then_some((fragment, count))
     }
 
-    /// Returns whether the transfer of an offered payload may start now.
+    /// Returns true if the transfer of an offered payload may start now.
     pub(super) fn may_fetch(&self, offered: &Offered, bytes: usize) -> bool {
         self.write_plan(offered, bytes).is_none_or(|(_, count)| {
             self.immediates == 0 || self.immediates + count <= Queues::new(&self.limits).immediates

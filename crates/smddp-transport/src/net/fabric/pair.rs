@@ -87,13 +87,13 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Returns whether a message with this number, which contains the whole frame, can be delivered at once.
+    /// Returns true if a message with this number, which contains the whole frame, can be delivered at once.
     pub(crate) fn is_idle(&self, seq: u64, frame: &Frame) -> bool {
         let nothing = self.classes.get(frame.class()).is_some_and(VecDeque::is_empty);
         self.next == seq && self.partial.is_none() && nothing && self.out_of_order.is_empty()
     }
 
-    /// Returns whether all received frames are delivered.
+    /// Returns true if all received frames are delivered.
     pub(crate) fn is_empty(&self) -> bool {
         self.classes.iter().all(VecDeque::is_empty)
     }

@@ -61,7 +61,7 @@ impl SrdRail {
         Ok(peer)
     }
 
-    /// Returns whether an operation can be posted; sometimes false at random.
+    /// Returns true if an operation can be posted; sometimes false at random.
     fn has_capacity(world: &mut World, device: usize, full: bool) -> bool {
         let refuse = full
             || world.enforces(Rule::Again) && world.random.once_in(12)

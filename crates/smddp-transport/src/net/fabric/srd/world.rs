@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// Returns whether no packet is in flight.
+    /// Returns true if no packet is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
