@@ -25,7 +25,6 @@ use smddp_core::{DType, RedOp};
 use crate::buffers::{Allocate, Buffer};
 use crate::calls::{BenchGroup, BufferPair, Case};
 use crate::cli::Cli;
-use crate::device::hostname;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::pattern::{Run, encode};
@@ -53,7 +52,7 @@ pub(crate) fn run(cli: &Cli, launched: &LaunchEnvironment) -> Result<()> {
         "hello {name} {} {} {} smddp-core {}\n",
         group.rank(),
         group.size(),
-        hostname(),
+        smddp_core::host_name(),
         env!("CARGO_PKG_VERSION")
     );
     replies.write_all(hello.as_bytes()).map_err(Error::io(path.clone()))?;
