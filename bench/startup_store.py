@@ -20,14 +20,14 @@ from multiprocessing.synchronize import Barrier
 from torch.distributed import TCPStore
 
 # Bytes of a rank's address, and of a card, of a rank with one TCP interface.
-ADDRESS, CARD = 120, 380
+ADDRESS, RANK_INFO = 120, 380
 WIDTH = 8
 # Of each process.
 CONNECTIONS = 8
 
 
 def parent(rank: int) -> int:
-    """As smddp-transport/src/bootstrap/shape.rs."""
+    """As smddp-transport/src/bootstrap/tree_shape.rs."""
     chunk, place = divmod(rank, WIDTH)
     return (chunk - 1) // WIDTH * WIDTH if place == 0 else chunk * WIDTH
 
@@ -65,8 +65,8 @@ def from_all_to_all(stores: dict[int, TCPStore], ready: Barrier, ranks: int) -> 
     """N keys asked for and N cards read, by each rank."""
     moved, keys = 0, [key(rank) for rank in range(ranks)]
     for rank, store in stores.items():
-        store.set(key(rank), "x" * CARD)
-        moved += len(key(rank)) + CARD
+        store.set(key(rank), "x" * RANK_INFO)
+        moved += len(key(rank)) + RANK_INFO
     ready.wait()
     for store in stores.values():
         store.check(keys)
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("ranks", type=int, nargs="+")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--all", action="store_true", help="every rank reads every rank's card")
+    parser.add_argument("--all", action="store_true", help="every rank reads every rank's information")
     options = parser.parse_args()
     for ranks in options.ranks:
         seconds, moved = replay(ranks, options.processes, options.all)

@@ -26,7 +26,7 @@ mod cells;
 mod doorbell;
 mod finish;
 mod slot;
-mod turns;
+mod job_gate_model;
 
 use std::process::{Command, Stdio};
 

@@ -100,7 +100,7 @@ def test_a_torch_that_keeps_the_old_number_of_ranks_causes_a_warning():
     if dist.ProcessGroup.size(group) == 1:
         assert not warned, "this torch asks the group"
     else:
-        assert len(warned) == 1 and "goes on with 2 ranks where this group has 1" in warned[0], warned
+        assert len(warned) == 1 and "continues with 2 ranks where this group has 1" in warned[0], warned
     dist.destroy_process_group(group)
 
 

@@ -310,7 +310,7 @@ def measured(delays: dict[int, tuple[int, float]], monkeypatch: pytest.MonkeyPat
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core
 
-        comm = core().Comm.make(store, "making it", name, me, 4, 30.0)
+        comm = core().Comm.make(store, "create_group", name, me, 4, 30.0)
         rows = measure.Meter(Timed(comm, clock, *delays.get(me, ())), 20.0).run(measure.steps([0] * 4), 0.2)
         comm.close()
         return rows

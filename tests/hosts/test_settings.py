@@ -169,7 +169,7 @@ def test_info_shows_the_interface_between_hosts() -> None:
             {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"},
             ["nothing: SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1: no libfabric found"],
         ),
-        (FABRIC, ["fabric: tcp;ofi_rxm, asked for by SMDDP_FABRIC_PROVIDER", "eth0 (10.77.0."]),
+        (FABRIC, ["fabric: tcp;ofi_rxm, selected by SMDDP_FABRIC_PROVIDER", "eth0 (10.77.0."]),
     ],
     ids=["forbidden", "required", "no-library", "fabric"],
 )

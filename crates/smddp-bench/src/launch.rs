@@ -17,7 +17,7 @@ use crate::startup::{BEGAN, since_the_epoch};
 use smddp_rendezvous::Server;
 
 /// Time for the other ranks to exit after a rank failed. They detect the failure within a second.
-const DRAIN_GRACE: Duration = Duration::from_secs(3);
+const EXIT_GRACE: Duration = Duration::from_secs(3);
 
 struct Rank {
     index: u32,
@@ -108,7 +108,7 @@ fn watch(ranks: &mut Ranks) -> Result<i32> {
         let pid = rank.child.id();
         let status = rank.child.wait().map_err(Error::io(format!("waiting for rank {}", rank.index)))?;
         if !status.success() && until.is_none() {
-            until = Some(Instant::now() + DRAIN_GRACE);
+            until = Some(Instant::now() + EXIT_GRACE);
             let others = if ranks.0.is_empty() { "" } else { "; stopping the others" };
             eprintln!("smddp-bench: rank {} (pid {pid}) {}{others}", rank.index, fate(status));
         }

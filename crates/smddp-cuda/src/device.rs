@@ -167,7 +167,7 @@ pub const MAX_SOURCES: usize = 16;
 
 /// One pass over all sources, in their order. 16-bit floats are accumulated in f32 and rounded once.
 ///
-/// The results are bit-identical to `smddp_core::reduce`. Min and max propagate NaN; integers wrap. A bool is 0 or 1:
+/// The results are bit-identical to the kernels of smddp-core. Min and max propagate NaN; integers wrap. A bool is 0 or 1:
 /// sum, max and or compute "or"; prod, min and and compute "and". Integer division truncates. An integer is
 /// multiplied in f64; the result saturates and truncates.
 #[derive(Clone, Debug, PartialEq)]

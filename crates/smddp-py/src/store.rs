@@ -288,7 +288,7 @@ impl Store for PyStore {
         let (store, rank, key, value) =
             (Arc::clone(&self.store), self.rank, key.to_owned(), value.to_owned());
         Some(Box::new(move || {
-            // Its deadline is `LEAST`.
+            // Its deadline is `MIN_TIMEOUT`.
             let store = Self::shared(store, (&place.0, &place.1), rank, Duration::ZERO, None);
             let outcome = store.request(move |store| {
                 let stored = |key: &str| store.call_method1("check", (vec![key],))?.extract::<bool>();

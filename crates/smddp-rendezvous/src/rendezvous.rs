@@ -176,7 +176,7 @@ impl Rendezvous {
 }
 
 fn left_key(rank: usize) -> String {
-    format!("left/{rank}")
+    format!("taken/{rank}")
 }
 
 /// Client of the server's values, with the interface of the core's stores.

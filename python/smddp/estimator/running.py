@@ -72,7 +72,7 @@ class Failure:
     @property
     def follows(self) -> bool:
         """True if the rank failed because it lost a peer, which may exit later."""
-        return "PeerLostError" in self.last or "is a consequence" in self.last
+        return "PeerLostError" in self.last or "follows from that rank's failure" in self.last
 
     @property
     def terminated(self) -> bool:

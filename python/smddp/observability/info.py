@@ -201,7 +201,9 @@ def local_paths(ranks: int) -> list[tuple[str, str, str]]:
 
     name, store = f"info-{uuid4().hex[:8]}", Values()
     with ThreadPoolExecutor(ranks) as pool:
-        comms = list(pool.map(lambda rank: core().Comm.make(store, "making it", name, rank, ranks, 10.0), range(ranks)))
+        comms = list(
+            pool.map(lambda rank: core().Comm.make(store, "create_group", name, rank, ranks, 10.0), range(ranks))
+        )
         found = paths(comms[0])
         list(pool.map(lambda comm: comm.close(), comms))
     return found

@@ -208,7 +208,7 @@ class Reconfigurable:
         kept, now = ProcessGroup.size(self), len(self._all_ranks)  # type: ignore[arg-type]
         if kept != now:
             warnings.warn(
-                f"reconfigure: torch {torch.__version__} goes on with {kept} ranks where this group has {now} "
+                f"reconfigure: torch {torch.__version__} continues with {kept} ranks where this group has {now} "
                 f"now, and DistributedDataParallel would divide gradients by {kept}. Average them with "
                 "all_reduce and ReduceOp.AVG, make a new group for DistributedDataParallel, or use a newer torch "
                 "(2.15 asks the group)",

@@ -10,8 +10,8 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// Returns the offset of each process's clock to the first host's clock. All ranks end an operation at the same time, which
 /// determines the offset. `None`: the hosts share no completed operation.
 pub(crate) fn clock_offsets(processes: &[Process]) -> Vec<Option<i64>> {
-    type LocalTransports = BTreeMap<(String, u64), u64>;
-    let mut hosts: HashMap<&str, LocalTransports> = HashMap::new();
+    type EndTimes = BTreeMap<(String, u64), u64>;
+    let mut hosts: HashMap<&str, EndTimes> = HashMap::new();
     for process in processes {
         let ends = hosts.entry(&process.host).or_default();
         for group in &process.groups {

@@ -106,9 +106,9 @@ fn is_remote(send_channel: &SendChannel, remote: &[bool]) -> bool {
 
 impl Binder {
     fn pipeline<'a>(&mut self, steps: impl Iterator<Item = (usize, &'a Step)>) {
-        let call = steps.map(|(lag, step)| (lag, self.bind_step(step)));
+        let bound = steps.map(|(lag, step)| (lag, self.bind_step(step)));
         let mut steps: Vec<(usize, (BoundStep, usize))> =
-            call.filter(|(_, (_, segments))| *segments > 0).collect();
+            bound.filter(|(_, (_, segments))| *segments > 0).collect();
         // With one segment only, the steps run once each, in the order of their lags.
         if steps.iter().all(|(_, (_, segments))| *segments <= 1) {
             steps.sort_by_key(|(lag, _)| *lag);

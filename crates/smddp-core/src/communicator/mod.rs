@@ -235,9 +235,9 @@ impl Communicator {
         unsafe { self.run_with(call, options, false, |wait| wait()) }
     }
 
-    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `detach` switches the state and
+    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `outside` switches the state and
     /// calls the closure that it receives. A small call that the other ranks have already made completes without
-    /// `detach`.
+    /// `outside`.
     ///
     /// # Safety
     /// As for [`Communicator::run`].
@@ -245,14 +245,14 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
-        detach: impl FnOnce(&mut dyn FnMut()),
+        outside: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         if call.bytes() <= FAST_PATH_BYTES {
             // SAFETY: the caller guarantees it.
-            return unsafe { self.run_with(call, options, true, detach) };
+            return unsafe { self.run_with(call, options, true, outside) };
         }
         let (mut outcome, mut options) = (Ok(()), Some(options));
-        detach(&mut || {
+        outside(&mut || {
             if let Some(options) = options.take() {
                 // SAFETY: the caller guarantees it.
                 outcome = unsafe { self.run(call, options) };
@@ -268,7 +268,7 @@ impl Communicator {
         call: &Call<'_>,
         options: Options,
         fast: bool,
-        detach: impl FnOnce(&mut dyn FnMut()),
+        outside: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         let state = &self.0;
         state.check_usable()?;
@@ -296,22 +296,22 @@ impl Communicator {
                 return outcome;
             }
             let mut held = Some(engine);
-            detach(&mut || {
+            outside(&mut || {
                 if let Some(engine) = held.take() {
                     outcome = Some(state.run_to_completion(engine, number));
                 }
             });
-            // The buffers are in use until the operation is over, even if `detach` did not call its closure.
+            // The buffers are in use until the operation is over, even if `outside` did not call its closure.
             let rest = held.take().map(|engine| state.run_to_completion(engine, number));
             return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
         let mut options = Some(options);
-        detach(&mut || {
+        outside(&mut || {
             if let Some(options) = options.take() {
                 let on_device = options.on.is_some();
                 // SAFETY: the caller guarantees it. `wait` returns when the work is done or interrupted. After an
-                // interrupt, `detach` releases the buffers; for device buffers the work holds `keep`.
+                // interrupt, `SharedState::detach` releases the buffers; for device buffers the work holds `keep`.
                 outcome = unsafe { self.start(call, options) }.and_then(|work| {
                     let outcome = work.wait(None);
                     if outcome == Err(Error::Interrupted) && !on_device {

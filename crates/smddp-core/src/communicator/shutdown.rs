@@ -29,7 +29,7 @@ use crate::sync::lock;
 /// Largest group whose ranks exchange message counts per pair. In larger groups the error only states that messages
 /// are left over.
 const MAX_PAIR_COUNT_RANKS: usize = 1024;
-/// Maximum number of unreceived messages that an error lists.
+/// Maximum number of rank pairs with unreceived messages that an error lists.
 const MAX_LISTED_PAIRS: usize = 8;
 
 /// Encodes this rank's calls: their number, the newest fingerprints and the message counts.

@@ -20,13 +20,13 @@ const LEFT: &str = "left the group (destroyed it or exited) before this operatio
 /// Time within which all processes of a node detect the death of one of them.
 const DEATH_REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Time to wait for data that a departed peer sent before it closed the connection. Between nodes, messages and the
-/// departure notice travel on separate connections. The message stream ends with a marker; this limit applies if
-/// the sender died before sending it.
-const DRAIN_GRACE: Duration = Duration::from_secs(1);
+/// Time to wait for messages that a departed peer sent before its leave frame, and for the acknowledgement of data that
+/// this rank sent to it. Between nodes, messages and leave frames travel on separate connections. `Kind::LastMessage` ends
+/// the messages; this limit applies if the sender died before it sent that.
+const MESSAGE_GRACE: Duration = Duration::from_secs(1);
 
-/// Time within which a rank reports a message without a matching recv to the others.
-const MISMATCH_REPORT_TIME: Duration = Duration::from_millis(250);
+/// Time to wait for another rank's report, or for data of a rank that failed in a later call.
+const REPORT_TIME: Duration = Duration::from_millis(250);
 
 /// Wait after which a call logs the late ranks.
 const LATE_LOG: Duration = Duration::from_secs(2);
@@ -171,8 +171,8 @@ impl Engine {
             let is_drained = self.group.is_local(rank) || self.group.p2p_is_finished(rank);
             let limit = match self.group.size() {
                 2 if is_drained => Duration::ZERO,
-                _ if is_drained => MISMATCH_REPORT_TIME,
-                _ => DRAIN_GRACE,
+                _ if is_drained => REPORT_TIME,
+                _ => MESSAGE_GRACE,
             };
             if begun.elapsed() >= limit {
                 break;
@@ -287,14 +287,14 @@ impl Engine {
     }
 
     /// Returns true if the active collective may still complete although `rank` aborted the group: `rank` failed in a
-    /// later collective, so its data for this one may be in flight. For at most `MISMATCH_REPORT_TIME`.
+    /// later collective, so its data for this one may be in flight. For at most `REPORT_TIME`.
     fn may_complete(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
         if !self.group.failed_after(rank, seq) {
             return false;
         }
         match self.trailing_since {
-            Some((when, since)) if when == seq => since.elapsed() < MISMATCH_REPORT_TIME,
+            Some((when, since)) if when == seq => since.elapsed() < REPORT_TIME,
             _ => {
                 self.trailing_since = Some((seq, Instant::now()));
                 true
@@ -303,7 +303,7 @@ impl Engine {
     }
 
     /// Returns true if a rank left without receiving this rank's data of the active operation. Its final
-    /// acknowledgement may still be in flight, so this waits for `DRAIN_GRACE`.
+    /// acknowledgement may still be in flight, so this waits for `MESSAGE_GRACE`.
     fn abandoned_data(&mut self, rank: usize) -> bool {
         let Some(seq) =
             self.queue.front().map(|op| op.seq).filter(|&seq| self.group.has_unfinished_sends(rank, seq))
@@ -311,7 +311,7 @@ impl Engine {
             return false;
         };
         match self.undelivered_since {
-            Some((peer, when, since)) if (peer, when) == (rank, seq) => since.elapsed() >= DRAIN_GRACE,
+            Some((peer, when, since)) if (peer, when) == (rank, seq) => since.elapsed() >= MESSAGE_GRACE,
             // One such rank suffices.
             Some((_, when, _)) if when == seq => false,
             _ => {

@@ -128,7 +128,7 @@ pub(crate) trait StepExecutor {
     fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self>;
 }
 
-/// Advances all pipelines until each is done or has to wait. Returns true if all are done, and whether any step ran.
+/// Advances all pipelines until each is done or has to wait. Returns two flags: all are done; any step ran.
 #[inline]
 pub(crate) fn walk<M: StepExecutor>(bound: &BoundCall, executor: &mut M) -> StepResult<M, (bool, bool)> {
     let (mut done, mut moved) = (true, false);

@@ -62,7 +62,7 @@ pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
 /// Encodes an error of this rank. First line: kind, this rank, affected ranks, and the time waited in milliseconds.
 /// Then a line with the call, and the text.
 pub(crate) fn own(me: usize, error: &Error) -> String {
-    let text_of_other = error.to_string();
+    let full_text = error.to_string();
     let (kind, ranks, after, what, text) = match error {
         Error::Timeout { missing, after, what, detail, .. } => {
             ('T', missing.as_slice(), *after, what, detail)
@@ -73,7 +73,7 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         Error::PeerLost { rank, what, how, .. } => {
             ('L', std::slice::from_ref(rank), Duration::ZERO, what, how)
         }
-        _ => ('C', &[][..], Duration::ZERO, &String::new(), &text_of_other),
+        _ => ('C', &[][..], Duration::ZERO, &String::new(), &full_text),
     };
     let mut report =
         format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, MAX_RANK_LIST), after.as_millis());

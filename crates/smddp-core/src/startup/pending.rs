@@ -77,7 +77,7 @@ impl Pending {
         if size > 1 {
             check_record_size(name, rank, prepared.rank_info(), config)?;
         }
-        let (call, name) = ("making it".to_owned(), name.to_owned());
+        let (call, name) = ("create_group".to_owned(), name.to_owned());
         Ok(Self { call, name, timeout, prepared, canonical, begun, prepared_at: Instant::now() })
     }
 

@@ -389,15 +389,15 @@ impl RankExchange<'_> {
             tree.fail(StartupFailure::lost(rank, how));
         }
         for rank in tree.suspects() {
-            let rank_info = key("card", rank);
-            if self.contains(&rank_info)? && !self.contains(&key("failed", rank))? {
+            let address_key = key("card", rank);
+            if self.contains(&address_key)? && !self.contains(&key("failed", rank))? {
                 let wrong = |reason| {
                     Error::Topology(format!(
                         "creation of group `{}` failed: rank {rank} has {reason}",
                         self.name
                     ))
                 };
-                tree.probe(rank, &self.store.get(&rank_info)?, self.stale_address_limit, now)
+                tree.probe(rank, &self.store.get(&address_key)?, self.stale_address_limit, now)
                     .map_err(wrong)?;
             }
         }
@@ -489,9 +489,10 @@ impl RankExchange<'_> {
             return Ok(named(ranks));
         }
         let describe = |&rank: &usize| {
-            let rank_info = key("card", rank);
+            let address_key = key("card", rank);
             // The rank may have left since.
-            let address = if self.contains(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
+            let address =
+                if self.contains(&address_key)? { self.store.get(&address_key)? } else { Vec::new() };
             Ok(rank_label(rank, &address))
         };
         Ok(ranks.iter().map(describe).collect::<Result<Vec<_>>>()?.join(", "))
@@ -537,9 +538,9 @@ impl RankExchange<'_> {
         let group = self.name.to_owned();
         if let Some(rank) = failure.lost {
             // Reading a missing key would block.
-            let rank_info = key("card", rank);
-            let address = if self.contains(&rank_info) == Ok(true) {
-                self.store.get(&rank_info)
+            let address_key = key("card", rank);
+            let address = if self.contains(&address_key) == Ok(true) {
+                self.store.get(&address_key)
             } else {
                 Ok(Vec::new())
             };

@@ -483,7 +483,7 @@ impl Device {
         unsafe { self.kernels.launch(&self.cuda, stream, &launch) }
     }
 
-    /// Allocates device memory of kind [`Kind::Legacy`].
+    /// Allocates device memory of kind `Kind::Legacy`.
     pub fn allocate(&self, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;

@@ -50,7 +50,7 @@ fn numpy_arrays(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
     Some(TYPE.get_or_init(py, || found).bind(py))
 }
 
-/// Returns true if the array is a is_masked array, whose mask would not be transferred.
+/// Returns true if the array is a masked array, whose mask would not be transferred.
 fn is_masked(array: &Bound<'_, PyAny>) -> PyResult<bool> {
     let modules = array.py().import("sys")?.getattr("modules")?;
     let Some(module) = modules.cast::<PyDict>()?.get_item("numpy.ma")? else { return Ok(false) };

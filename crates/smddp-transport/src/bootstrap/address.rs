@@ -43,7 +43,7 @@ impl TreeAddress {
 
     /// Returns true if this record is not older than `other`, and so does not belong to an earlier attempt. The times are comparable on
     /// one host only.
-    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+    pub(super) fn is_not_older_than(&self, other: &Self) -> bool {
         self.is_local(other) && self.created >= other.created
     }
 

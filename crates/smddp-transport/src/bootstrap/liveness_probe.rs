@@ -30,8 +30,8 @@ impl LivenessProbe {
         self.bytes == bytes
     }
 
-    pub(super) fn is_newer_than(&self, mine: &TreeAddress) -> bool {
-        self.address.is_newer_than(mine)
+    pub(super) fn is_not_older_than(&self, mine: &TreeAddress) -> bool {
+        self.address.is_not_older_than(mine)
     }
 
     /// Returns true if this connection would show the end of the process.

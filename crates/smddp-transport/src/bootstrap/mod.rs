@@ -341,7 +341,7 @@ impl RankTree {
             self.probes.insert(rank, LivenessProbe::new(bytes, self.records.open(rank, bytes)?));
         }
         if let Some(probe) = self.probes.get_mut(&rank) {
-            probe.was_reachable |= was_reachable || probe.is_newer_than(&self.address);
+            probe.was_reachable |= was_reachable || probe.is_not_older_than(&self.address);
             if probe.is_dead(&self.address, patience, now) {
                 self.fail(StartupFailure::lost(
                     rank,

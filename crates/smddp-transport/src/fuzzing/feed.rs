@@ -85,7 +85,7 @@ pub(crate) fn token(first: &Prepared) -> Arc<Token> {
 }
 
 /// Returns the address of that rank's listener.
-pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
+pub(crate) fn address_of(prepared: &Prepared) -> TcpAddress {
     match &prepared.rank_info().offer.tcp {
         Ok((address, _)) => address.clone(),
         Err(reason) => panic!("{reason}"),
@@ -94,31 +94,29 @@ pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
 
 /// Opens an authenticated connection to the listener, accepted on return.
 pub(crate) fn connect(
-    group_listener: &TcpAddress,
+    address: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     class: usize,
 ) -> TcpStream {
-    let stream = authenticate(group_listener, token, (from, to), Purpose::Frames(class)).0;
+    let stream = authenticate(address, token, (from, to), Purpose::Frames(class)).0;
     // The listener accepts connections in order, so the reply to the second one confirms the first.
-    let mut query = authenticate(group_listener, token, (from, to), Purpose::Query).0;
+    let mut query = authenticate(address, token, (from, to), Purpose::Query).0;
     let _ = query.read(&mut [0; 8]);
     stream
 }
 
 /// Returns an authenticated connection and the bytes that the initiator sent.
 pub(crate) fn authenticate(
-    group_listener: &TcpAddress,
+    address: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
     let connected = || {
-        let claim = Initiator::new(
-            token,
-            &Hello { group_listener: group_listener.group_listener, from, to, purpose }.to_bytes(),
-        )?;
-        let (mut stream, mut reply) = (connect_with(group_listener, claim.greeting()), [0; REPLY]);
+        let claim =
+            Initiator::new(token, &Hello { listener_id: address.listener_id, from, to, purpose }.to_bytes())?;
+        let (mut stream, mut reply) = (connect_with(address, claim.greeting()), [0; REPLY]);
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
@@ -126,23 +124,23 @@ pub(crate) fn authenticate(
         let _ = stream.read(&mut [0]);
         Ok((stream, [claim.greeting(), &proof].concat()))
     };
-    connected().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
+    connected().unwrap_or_else(|error: std::io::Error| panic!("no connection to {address:?}: {error}"))
 }
 
-fn connect_with(group_listener: &TcpAddress, bytes: &[u8]) -> TcpStream {
-    let connected = TcpStream::connect(group_listener.socket).and_then(|mut stream| {
+fn connect_with(address: &TcpAddress, bytes: &[u8]) -> TcpStream {
+    let connected = TcpStream::connect(address.socket).and_then(|mut stream| {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(bytes)?;
         Ok(stream)
     });
-    connected.unwrap_or_else(|error| panic!("no connection to {group_listener:?}: {error}"))
+    connected.unwrap_or_else(|error| panic!("no connection to {address:?}: {error}"))
 }
 
 /// Rank 1 of two ranks in an operation in which each sends messages to the other. The test acts as rank 0.
 pub(crate) struct Feed {
     group: Group,
-    group_listener: TcpAddress,
+    address: TcpAddress,
     token: Arc<Token>,
     /// Keeps the address in rank 0's rank info valid.
     _other: Prepared,
@@ -162,8 +160,8 @@ impl Feed {
         });
         // Connections to it are accepted, but not read.
         other.trust_rank_info(&other.rank_info().clone());
-        let (rank_infos, group_listener) =
-            (vec![other.rank_info().clone(), me.rank_info().clone()], group_listener(&me));
+        let (rank_infos, address) =
+            (vec![other.rank_info().clone(), me.rank_info().clone()], address_of(&me));
         let token = token(&other);
         let mut group = me.connect(rank_infos).unwrap_or_else(|error| panic!("{error}")).group;
         let channel_layout = Channels {
@@ -187,31 +185,27 @@ impl Feed {
         };
         let routed = group.route(channel_layout);
         assert!(group.begin(0, FINGERPRINT, &routed, &[]), "the operation did not begin");
-        Self { group, group_listener, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
+        Self { group, address, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
     /// Opens a connection as rank 0 for frames of this class (0 or 1).
     #[must_use]
     pub(crate) fn connect(&self, class: usize) -> TcpStream {
-        connect(&self.group_listener, &self.token, (0, 1), class)
+        connect(&self.address, &self.token, (0, 1), class)
     }
 
     /// Opens a connection that begins with arbitrary bytes. A valid hello has 40 bytes, followed by a nonce of 32
     /// bytes.
     #[must_use]
     pub(crate) fn connect_with_bytes(&self, bytes: &[u8]) -> TcpStream {
-        connect_with(&self.group_listener, bytes)
+        connect_with(&self.address, bytes)
     }
 
     /// Returns a hello for frames of this class, from any rank.
     #[must_use]
     pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
-        let hello = Hello {
-            group_listener: self.group_listener.group_listener,
-            from,
-            to: 1,
-            purpose: Purpose::Frames(class),
-        };
+        let hello =
+            Hello { listener_id: self.address.listener_id, from, to: 1, purpose: Purpose::Frames(class) };
         [&hello.to_bytes()[..], &[5; NONCE]].concat()
     }
 

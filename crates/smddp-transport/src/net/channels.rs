@@ -670,14 +670,14 @@ impl RemoteChannels {
         self.wire.expect(bytes);
     }
 
-    /// Calls `does` with the messages to ranks of other nodes, and sends the frames that it queued.
-    pub(crate) fn p2p<T>(&mut self, does: impl FnOnce(&mut dyn MessageTransport) -> T) -> T {
-        let outcome = does(&mut self.state.messages);
+    /// Calls `call` with the messages to ranks of other nodes, and sends the frames that it queued.
+    pub(crate) fn p2p<T>(&mut self, call: impl FnOnce(&mut dyn MessageTransport) -> T) -> T {
+        let outcome = call(&mut self.state.messages);
         self.send_queued();
         outcome
     }
 
-    /// Sends the queued frames of messages; returns whether there were any.
+    /// Sends the queued frames of messages; returns true if there were any.
     fn send_queued(&mut self) -> bool {
         let mut any = false;
         while let Some(QueuedMessage { to, frame, payload, ticket }) = self.state.messages.pop_queued() {

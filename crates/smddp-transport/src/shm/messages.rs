@@ -17,7 +17,7 @@ use crate::process::pool::{Region, ReleaseCondition};
 use crate::{Envelope, Fault, MessageId, MessageTransport};
 
 /// Largest message, in bytes, that is written completely before it is announced.
-const INLINE_PAYLOAD: usize = 64 << 10;
+const EAGER_LIMIT: usize = 64 << 10;
 /// Bytes of a fragment of a long message.
 const FRAGMENT: usize = 128 << 10;
 const FRAGMENTS: usize = 4;
@@ -181,9 +181,9 @@ impl GroupHome {
         if bytes <= INLINE_BYTES {
             return Some((None, bytes));
         }
-        let cell = if bytes <= INLINE_PAYLOAD { bytes } else { FRAGMENT.min(bytes) };
+        let cell = if bytes <= EAGER_LIMIT { bytes } else { FRAGMENT.min(bytes) };
         let want =
-            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { FRAGMENTS };
+            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= EAGER_LIMIT { 1 } else { FRAGMENTS };
         // Every message must be able to progress, if necessary in small fragments and past the cap of the pool. The receiver may
         // need the message that was announced last.
         let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);

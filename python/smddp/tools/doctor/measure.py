@@ -158,4 +158,4 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def make(store: Any, rank: int, size: int, seconds: float) -> Any:
     """Creates the group of the present ranks."""
-    return core().Comm.make(store, "making it", "doctor", rank, size, seconds)
+    return core().Comm.make(store, "create_group", "doctor", rank, size, seconds)

@@ -309,38 +309,34 @@ impl FabricEndpoint {
     }
 
     /// Removes a dropped operation that would have written into this process's memory from its group's count.
-    fn transfer_dropped(&mut self, pending_transfers: &PendingTransfer) {
-        if let TransferKind::Read { group, .. } = pending_transfers.kind
+    fn transfer_dropped(&mut self, transfer: &PendingTransfer) {
+        if let TransferKind::Read { group, .. } = transfer.kind
             && let Some(group) = self.groups.get_mut(&group)
         {
             group.transfers -= 1;
         }
     }
 
-    fn post_transfer(&mut self, pending_transfers: &PendingTransfer) -> Result<Posted, String> {
-        let rail = pending_transfers.rail;
-        let part = self.staging.part(&mut self.rails, pending_transfers.offset, pending_transfers.bytes)?;
+    fn post_transfer(&mut self, transfer: &PendingTransfer) -> Result<Posted, String> {
+        let rail = transfer.rail;
+        let part = self.staging.part(&mut self.rails, transfer.offset, transfer.bytes)?;
         let desc = part.rails[rail].desc;
         #[cfg(test)]
         let desc = if self.breaks(super::endpoint::ProtocolError::Desc) { 0 } else { desc };
-        debug_assert!(
-            self.staging.offset(pending_transfers.local, pending_transfers.bytes)
-                == Some(pending_transfers.offset)
-        );
-        let local = LocalMemory { at: pending_transfers.local, bytes: pending_transfers.bytes, desc };
-        let to = self.peers[pending_transfers.peer].to[rail];
-        let (op, number) = match pending_transfers.kind {
+        debug_assert!(self.staging.offset(transfer.local, transfer.bytes) == Some(transfer.offset));
+        let local = LocalMemory { at: transfer.local, bytes: transfer.bytes, desc };
+        let to = self.peers[transfer.peer].to[rail];
+        let (op, number) = match transfer.kind {
             TransferKind::Read { group, rank, seq } => {
-                (Operation::Read { peer: pending_transfers.peer, rail, group, rank, seq }, None)
+                (Operation::Read { peer: transfer.peer, rail, group, rank, seq }, None)
             }
             TransferKind::Write { offer, number } => {
-                (Operation::Write { peer: pending_transfers.peer, rail, offer }, Some(number))
+                (Operation::Write { peer: transfer.peer, rail, offer }, Some(number))
             }
         };
         let context = self.context(op);
         // SAFETY: staging memory, registered on every rail, which belongs to this transfer until its completion.
-        let posted =
-            unsafe { self.rails[rail].one_sided(to, local, pending_transfers.remote, number, context) };
+        let posted = unsafe { self.rails[rail].one_sided(to, local, transfer.remote, number, context) };
         if posted == Ok(Posted::Accepted) {
             self.busy[rail] += 1;
         } else {

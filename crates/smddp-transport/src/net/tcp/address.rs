@@ -14,7 +14,7 @@ use crate::token::Token;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TcpAddress {
     pub(crate) socket: SocketAddr,
-    pub(crate) group_listener: ProcessUid,
+    pub(crate) listener_id: ProcessUid,
 }
 
 /// Identity of a connecting rank, and its group's token.
@@ -48,7 +48,7 @@ const WATCH: u32 = u32::MAX - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// Id of the group's listener in the accepting process.
-    pub(crate) group_listener: ProcessUid,
+    pub(crate) listener_id: ProcessUid,
     /// Rank that opens the connection.
     pub(crate) from: usize,
     /// Rank that accepts it.
@@ -62,7 +62,7 @@ impl Hello {
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.from as u32).to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.group_listener);
+        bytes[16..32].copy_from_slice(&self.listener_id);
         let purpose = match self.purpose {
             Purpose::Frames(class) => class as u32,
             Purpose::Query => QUERY,
@@ -97,13 +97,13 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {
         return None;
     }
-    let mut group_listener = ProcessUid::default();
-    group_listener.copy_from_slice(&bytes[16..32]);
+    let mut listener_id = ProcessUid::default();
+    listener_id.copy_from_slice(&bytes[16..32]);
     let purpose = match number(32) {
         QUERY => Purpose::Query,
         WATCH => Purpose::Watch,
         class if (class as usize) < CLASSES => Purpose::Frames(class as usize),
         _ => return None,
     };
-    Some(Hello { group_listener, from: number(12) as usize, to: number(36) as usize, purpose })
+    Some(Hello { listener_id, from: number(12) as usize, to: number(36) as usize, purpose })
 }

@@ -532,7 +532,7 @@ mod tests {
     fn keepalive_ends_liveness_connections_fast_and_frame_connections_slowly() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address =
-            TcpAddress { socket: listener.local_addr().unwrap(), group_listener: crate::process::random() };
+            TcpAddress { socket: listener.local_addr().unwrap(), listener_id: crate::process::random() };
         let peer_timeout = Duration::from_secs(10);
         let dial = Dial::new(&credential(0), (1, &address), Purpose::Watch, peer_timeout).unwrap();
         assert!(detection_time(&dial.socket) <= peer_timeout);

@@ -96,7 +96,7 @@ impl Dial {
         let socket = connect(address.socket)?;
         configure(&socket, peer_timeout, Keepalive::Fast)?;
         set_user_timeout(&socket, Some(peer_timeout))?;
-        let hello = Hello { group_listener: address.group_listener, from: credential.rank, to, purpose };
+        let hello = Hello { listener_id: address.listener_id, from: credential.rank, to, purpose };
         let initiator = Initiator::new(&credential.token, &hello.to_bytes())?;
         Ok(Self {
             socket,

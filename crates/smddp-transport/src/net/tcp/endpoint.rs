@@ -226,7 +226,7 @@ impl IncomingHost for TcpHost {
         let hello = parse(words.first_chunk()?)?;
         let groups = lock(&self.groups.by_id);
         // A peer that addresses another rank has wrong addresses, and its messages must not reach this rank.
-        let group = groups.get(&hello.group_listener).filter(|group| group.me == hello.to)?;
+        let group = groups.get(&hello.listener_id).filter(|group| group.me == hello.to)?;
         lock(&group.token).clone()
     }
 
@@ -244,9 +244,9 @@ impl IncomingHost for TcpHost {
         met: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let keys = met.filter(|_| self.encrypts).map(Responder::keys);
-        let Hello { group_listener, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
+        let Hello { listener_id, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
-        let pending = lock(&self.groups.by_id).get(&group_listener).and_then(|group| group.pending.upgrade());
+        let pending = lock(&self.groups.by_id).get(&listener_id).and_then(|group| group.pending.upgrade());
         let Some(pending) = pending else {
             send_byte(&stream, CLOSED);
             return None;
@@ -354,7 +354,7 @@ impl TcpEndpoint {
 
     /// Registers a listener for rank `me` of a group of `size` ranks.
     pub(crate) fn group_listener(self: &Arc<Self>, me: usize, size: usize) -> GroupListener {
-        let (group_listener, pending) =
+        let (listener_id, pending) =
             (random(), Arc::new(PendingConnections { me, size, ..PendingConnections::default() }));
         let token = SharedToken::default();
         let mut groups = lock(&self.groups.by_id);
@@ -362,10 +362,10 @@ impl TcpEndpoint {
             groups.retain(|_, group| group.pending.strong_count() > 0);
         }
         groups.insert(
-            group_listener,
+            listener_id,
             RegisteredGroup { me, pending: Arc::downgrade(&pending), token: token.clone() },
         );
-        let address = TcpAddress { socket: self.socket, group_listener };
+        let address = TcpAddress { socket: self.socket, listener_id };
         GroupListener { endpoint: self.clone(), pending, token, address }
     }
 

@@ -34,7 +34,7 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
     let listener = shared_listener();
     let Ok(socket) = listener.local_addr() else { return };
     let queried = 1 + script.below(6);
-    let address = |peer: usize| (peer, TcpAddress { socket, group_listener: [peer as u8; 16] });
+    let address = |peer: usize| (peer, TcpAddress { socket, listener_id: [peer as u8; 16] });
     let mut query = StragglerQuery::new(credential(0), (1..=queried).map(address));
     let mut streams: Vec<TcpStream> = Vec::new();
     while let Some(step) = script.step() {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), group_listener: crate::process::random() }
+        TcpAddress { socket: listener.local_addr().unwrap(), listener_id: crate::process::random() }
     }
 
     /// Creates the detection of rank 0 in a group whose other ranks have these addresses.
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn silent_host_is_lost_only_if_it_was_reached_before() {
         let host = "127.77.0.1".parse().unwrap();
-        let address = TcpAddress { socket: (host, 9).into(), group_listener: crate::process::random() };
+        let address = TcpAddress { socket: (host, 9).into(), listener_id: crate::process::random() };
         let (liveness, now) = (liveness_of(vec![address]), Instant::now());
         let silence = io::Error::from(io::ErrorKind::TimedOut);
         assert!(matches!(liveness.connect_failed(1, &silence, now), PeerLiveness::Unknown(_)));

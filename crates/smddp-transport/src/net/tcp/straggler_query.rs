@@ -204,7 +204,7 @@ mod tests {
     use std::net::{SocketAddr, TcpListener};
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), group_listener: Default::default() }
+        TcpAddress { socket: listener.local_addr().unwrap(), listener_id: Default::default() }
     }
 
     fn nine() -> QueryReply {
@@ -266,7 +266,7 @@ mod tests {
         // Addresses reserved for documentation: no host answers, or the network reports it at once.
         let address = |i: usize| TcpAddress {
             socket: SocketAddr::from(([192, 0, 2, 1 + (i % 200) as u8], 9)),
-            group_listener: Default::default(),
+            listener_id: Default::default(),
         };
         let mut queries =
             StragglerQuery::new(credential(0), (0..2 * MAX_QUERIES).map(|peer| (peer, address(peer))));

@@ -44,7 +44,7 @@ fn frame_without_a_target_is_received_at_the_first_poll_with_one() {
             .unwrap();
     let listeners: Vec<_> = (0..PEERS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let address = |listener: &TcpListener| {
-        Some(TcpAddress { socket: listener.local_addr().unwrap(), group_listener: Default::default() })
+        Some(TcpAddress { socket: listener.local_addr().unwrap(), listener_id: Default::default() })
     };
     let group_listener = endpoint.group_listener(0, 1 + PEERS);
     group_listener.trust(&feed::known_token());

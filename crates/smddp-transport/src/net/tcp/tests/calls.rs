@@ -12,7 +12,7 @@ use crate::fuzzing::feed::{self, accept_peer, credential};
 use crate::token::{NONCE, Responder};
 
 fn to(address: SocketAddr) -> Connecting {
-    let address = TcpAddress { socket: address, group_listener: Default::default() };
+    let address = TcpAddress { socket: address, listener_id: Default::default() };
     Connecting::new(credential(0), (1, address), Purpose::Frames(0), PEER_TIMEOUT)
 }
 
@@ -110,7 +110,7 @@ fn connection_closed_after_the_proof_is_retried() {
 fn late_connection_to_a_closed_group_reports_the_close() {
     // The process continues to listen.
     let [_other, pair] = [Pair::new(), Pair::new()];
-    let (group_listener, token) = (pair.group_listeners[1].clone(), pair.token.clone());
+    let (group_listener, token) = (pair.addresses[1].clone(), pair.token.clone());
     drop(pair);
     let credential = Credential { rank: 0, token, encrypts: false };
     let mut connecting = Connecting::new(credential, (1, group_listener), Purpose::Frames(1), DEADLINE);

@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fuzzing::feed::{self, group_listener, options};
+use crate::fuzzing::feed::{self, address_of, options};
 use crate::joint::{Prepared, TransportOptions};
 use crate::net::tcp::TcpAddress;
 use crate::token::Token;
@@ -25,7 +25,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Two ranks of this process, each as a separate node.
 struct Pair {
     groups: [Group; 2],
-    group_listeners: [TcpAddress; 2],
+    addresses: [TcpAddress; 2],
     token: Arc<Token>,
     seq: u64,
 }
@@ -42,12 +42,12 @@ impl Pair {
             options_of(&mut options);
             Prepared::new(rank, 2, Vec::new(), &options).unwrap()
         });
-        let group_listeners = [group_listener(&prepared[0]), group_listener(&prepared[1])];
+        let addresses = [address_of(&prepared[0]), address_of(&prepared[1])];
         let token = feed::token(&prepared[0]);
         let mut rank_infos = prepared.iter().map(|p| p.rank_info().clone()).collect::<Vec<_>>();
         rank_infos.iter_mut().for_each(rank_info_of);
         let groups = prepared.map(|p| p.connect(rank_infos.clone()).unwrap().group);
-        Self { groups, group_listeners, token, seq: 0 }
+        Self { groups, addresses, token, seq: 0 }
     }
 
     /// Exchanges one number in each direction, as in an all_reduce of one element. Returns the number that each rank
@@ -90,7 +90,7 @@ impl Pair {
 
     /// Opens an authenticated connection.
     fn call(&self, to: usize, from: usize, class: usize) -> TcpStream {
-        feed::connect(&self.group_listeners[to], &self.token, (from, to), class)
+        feed::connect(&self.addresses[to], &self.token, (from, to), class)
     }
 
     /// Checks that exchanges succeed and return the numbers that were sent.

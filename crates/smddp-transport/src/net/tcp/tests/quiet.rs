@@ -52,8 +52,7 @@ impl SingleRank {
             TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, AddressFamily::Any, PEER_TIMEOUT, false)
                 .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address =
-            TcpAddress { socket: listener.local_addr().unwrap(), group_listener: Default::default() };
+        let address = TcpAddress { socket: listener.local_addr().unwrap(), listener_id: Default::default() };
         let group_listener = endpoint.group_listener(0, 2);
         group_listener.trust(&feed::known_token());
         let sideband = Sideband::new(0, group_listener, [None, Some(address)].into_iter()).unwrap();

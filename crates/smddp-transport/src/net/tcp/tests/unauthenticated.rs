@@ -1,4 +1,4 @@
-//! Connections without the token, and connections with it that initiator a rank that is already connected.
+//! Connections without the token, and connections with it that claim a rank that is already connected.
 
 use std::io::Write;
 
@@ -8,8 +8,8 @@ use crate::fuzzing::feed::header;
 use crate::token::{Initiator, NONCE, PROOF, REPLY};
 
 /// Returns the hello of rank 0 to rank 1 at that listener.
-fn to_rank_1(group_listener: &TcpAddress, purpose: Purpose) -> Hello {
-    Hello { group_listener: group_listener.group_listener, from: 0, to: 1, purpose }
+fn to_rank_1(address: &TcpAddress, purpose: Purpose) -> Hello {
+    Hello { listener_id: address.listener_id, from: 0, to: 1, purpose }
 }
 
 /// Returns frames of an unauthenticated peer: abort, leave, data of the next operation, switch to another connection.
@@ -92,11 +92,10 @@ fn connection_that_claims_an_invalid_rank_is_rejected() {
 #[test]
 fn silent_connections_are_limited_and_do_not_block_others() {
     let mut pair = Pair::new();
-    let group_listener = pair.group_listeners[1].clone();
-    let mut silent: Vec<TcpStream> =
-        (0..300).map(|_| TcpStream::connect(group_listener.socket).unwrap()).collect();
+    let address = pair.addresses[1].clone();
+    let mut silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address.socket).unwrap()).collect();
     // A hello without its last byte does not count.
-    let half = to_rank_1(&group_listener, Purpose::Frames(0)).to_bytes();
+    let half = to_rank_1(&address, Purpose::Frames(0)).to_bytes();
     let _ = silent[299].write_all(&half[..39]);
     pair.check_exchanges();
     assert!(is_closed_by_peer(&silent[0]), "the oldest of 300 silent connections is kept");
@@ -104,8 +103,8 @@ fn silent_connections_are_limited_and_do_not_block_others() {
 }
 
 /// Sends bytes to a listener. Returns everything that it replies until it closes the connection.
-fn replies_to(group_listener: &TcpAddress, sent: &[u8]) -> Vec<u8> {
-    let mut stream = TcpStream::connect(group_listener.socket).unwrap();
+fn replies_to(address: &TcpAddress, sent: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address.socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let _ = stream.write_all(sent);
     let mut received = Vec::new();
@@ -117,7 +116,7 @@ fn replies_to(group_listener: &TcpAddress, sent: &[u8]) -> Vec<u8> {
 fn unauthenticated_data_does_not_reach_the_group() {
     let mut pair = Pair::new();
     pair.check_exchanges();
-    let group_listener = pair.group_listeners[1].clone();
+    let address = pair.addresses[1].clone();
     // The rank itself has its connection for collectives, so the recorded handshake does not take its place.
     let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch];
     for (_, frame) in frames(pair.seq) {
@@ -125,10 +124,9 @@ fn unauthenticated_data_does_not_reach_the_group() {
         let (class, later) = (frame.len() % 2, frame.clone());
         for bytes in [
             frame,
-            [&to_rank_1(&group_listener, Purpose::Frames(class)).to_bytes()[..], &[0; NONCE], &later]
-                .concat(),
+            [&to_rank_1(&address, Purpose::Frames(class)).to_bytes()[..], &[0; NONCE], &later].concat(),
         ] {
-            let stream = TcpStream::connect(group_listener.socket).unwrap();
+            let stream = TcpStream::connect(address.socket).unwrap();
             (&stream).write_all(&bytes).unwrap();
             // The listener may close the connection earlier.
             let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -138,30 +136,26 @@ fn unauthenticated_data_does_not_reach_the_group() {
     }
     for purpose in purposes {
         // Replay of a recorded handshake, to the same listener and to another one.
-        let (recorded, sent) = feed::authenticate(&group_listener, &pair.token, (0, 1), purpose);
+        let (recorded, sent) = feed::authenticate(&address, &pair.token, (0, 1), purpose);
         drop(recorded);
         assert_eq!(sent.len(), HELLO + NONCE + PROOF);
         assert_eq!(
-            replies_to(&group_listener, &sent).len(),
+            replies_to(&address, &sent).len(),
             REPLY,
             "{purpose:?}: it received more than the listener's reply"
         );
-        assert_eq!(replies_to(&pair.group_listeners[0], &sent).len(), REPLY);
+        assert_eq!(replies_to(&pair.addresses[0], &sent).len(), REPLY);
         // Another token, and the group's token with another listener id or rank.
         let initiator =
-            Initiator::new(&feed::known_token(), &to_rank_1(&group_listener, purpose).to_bytes()).unwrap();
-        assert_eq!(replies_to(&group_listener, &[initiator.greeting(), &[9; PROOF]].concat()).len(), REPLY);
-        let unknown = Hello { group_listener: [9; 16], ..to_rank_1(&group_listener, purpose) };
+            Initiator::new(&feed::known_token(), &to_rank_1(&address, purpose).to_bytes()).unwrap();
+        assert_eq!(replies_to(&address, &[initiator.greeting(), &[9; PROOF]].concat()).len(), REPLY);
+        let unknown = Hello { listener_id: [9; 16], ..to_rank_1(&address, purpose) };
         let unknown = Initiator::new(&pair.token, &unknown.to_bytes()).unwrap();
-        assert_eq!(replies_to(&group_listener, unknown.greeting()).len(), 0, "unknown listener id");
+        assert_eq!(replies_to(&address, unknown.greeting()).len(), 0, "unknown listener id");
         for to in [0, 2, u32::MAX as usize] {
-            let other = Hello { to, ..to_rank_1(&group_listener, purpose) };
+            let other = Hello { to, ..to_rank_1(&address, purpose) };
             let other = Initiator::new(&pair.token, &other.to_bytes()).unwrap();
-            assert_eq!(
-                replies_to(&group_listener, other.greeting()).len(),
-                0,
-                "rank 1 replies for rank {to}"
-            );
+            assert_eq!(replies_to(&address, other.greeting()).len(), 0, "rank 1 replies for rank {to}");
         }
     }
     // The rank itself is neither locked out nor counted as connected.
@@ -172,11 +166,11 @@ fn unauthenticated_data_does_not_reach_the_group() {
 fn many_unauthenticated_connections_do_not_affect_the_group() {
     let mut pair = Pair::new();
     pair.check_exchanges();
-    let group_listener = pair.group_listeners[1].clone();
-    let half = [&to_rank_1(&group_listener, Purpose::Watch).to_bytes()[..], &[1; NONCE]].concat();
+    let address = pair.addresses[1].clone();
+    let half = [&to_rank_1(&address, Purpose::Watch).to_bytes()[..], &[1; NONCE]].concat();
     let connections: Vec<TcpStream> = (0..500)
         .map(|index| {
-            let mut stream = TcpStream::connect(group_listener.socket).unwrap();
+            let mut stream = TcpStream::connect(address.socket).unwrap();
             // Silent, garbage, an incomplete hello, a hello without a proof, and a hello byte by byte.
             let bytes: &[u8] = match index % 5 {
                 0 => &[],
@@ -197,7 +191,7 @@ fn many_unauthenticated_connections_do_not_affect_the_group() {
         pair.check_exchanges();
     }
     // An authenticated connection is accepted at the same time.
-    let mut query = feed::authenticate(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
+    let mut query = feed::authenticate(&address, &pair.token, (0, 1), Purpose::Query).0;
     query.read_exact(&mut [0; 8]).unwrap();
     drop(connections);
     pair.check_exchanges();
