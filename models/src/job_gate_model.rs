@@ -61,8 +61,8 @@ models!(unfenced);
 
 #[test]
 fn jobs_are_accessed_only_while_open_and_results_are_observed() {
-    crate::fails("turns stores_relaxed::job", stores_relaxed::job);
-    crate::fails("turns loads_relaxed::job", loads_relaxed::job);
-    crate::fails("turns unfenced::job", unfenced::job);
+    crate::fails("job_gate stores_relaxed::job", stores_relaxed::job);
+    crate::fails("job_gate loads_relaxed::job", loads_relaxed::job);
+    crate::fails("job_gate unfenced::job", unfenced::job);
     right::job();
 }

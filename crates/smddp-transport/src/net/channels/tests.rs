@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{RemoteChannels, RemoteParts, WAIT_NOTICE_DELAY};
+use super::health::WAIT_NOTICE_DELAY;
+use super::{RemoteChannels, RemoteParts};
 use crate::fuzzing::{endpoint, line};
 use crate::net::frame::{Frame, Kind, MESSAGES};
 use crate::net::layout::RemoteLayout;
