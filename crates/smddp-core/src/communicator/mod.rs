@@ -1,5 +1,7 @@
 //! Communicators: the ranks of one group, with their own sequence numbers.
 
+mod calls;
+mod close;
 mod device_setup;
 mod estimate;
 mod internal_calls;
@@ -8,34 +10,29 @@ mod shutdown;
 mod work;
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use smddp_plan::{Collective, Counts, Memory, Network, Topology};
 use smddp_transport::Group;
 use smddp_transport::bootstrap::Claim;
-use smddp_transport::fork::{self, PerProcess};
+use smddp_transport::fork;
 
-use self::work::CallName;
+use self::close::OPEN_GROUPS;
+pub use self::close::shutdown;
 pub use self::work::Work;
 use crate::bind::{self, GroupFacts};
 use crate::call::key::Key;
-use crate::call::message_label::Direction;
-use crate::call::types::{DType, RedOp};
-use crate::call::{self, Blocks, Call};
+use crate::call::types::DType;
 use crate::config::Config;
 use crate::config::network::{NetworkEstimate, Origin};
 use crate::device::DeviceStream;
-use crate::engine::messages::Request;
-use crate::engine::progress_loop::Until;
-use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Deletion, SharedState};
+use crate::engine::Engine;
+use crate::engine::shared::{Deletion, SharedState};
 use crate::engine::wait_plan::SpinPolicy;
-use crate::engine::{Command, Engine};
-use crate::error::{Error, Result};
-use crate::log::{self, Level};
+use crate::error::Error;
 use crate::observe::recorder::{self, Counters, PathCounters, Recorder};
-use crate::sync::completion::{Completion, KeepAlive, in_handler};
+use crate::sync::completion::KeepAlive;
 use crate::sync::lock;
 
 /// Options of one call.
@@ -49,9 +46,6 @@ pub struct Options {
     /// device: it is done when the device has completed it.
     pub on: Option<DeviceStream>,
 }
-
-/// Largest call, in bytes, that takes the fast path without detaching from the interpreter.
-const FAST_PATH_BYTES: usize = 32 << 10;
 
 /// A group's ranks. Clones share the group; any thread may call.
 #[derive(Clone)]
@@ -220,385 +214,6 @@ impl Communicator {
     pub fn path_counters(&self) -> Vec<Counters> {
         self.0.counters.nonzero().collect()
     }
-
-    /// Runs `call` on the calling thread. Returns when it is over.
-    ///
-    /// After an error the caller's memory is no longer used. On [`Error::Interrupted`] the operation continues with
-    /// copies of its buffers, so the other ranks can finish. If other ranks read the buffers directly, the group
-    /// ends instead. Only device buffers remain in use, in the order of their stream, and `options.keep` is held
-    /// until then.
-    ///
-    /// # Safety
-    /// The buffers of `call` are valid and no other thread writes to them until this returns.
-    pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
-        // SAFETY: the caller guarantees it.
-        unsafe { self.run_with(call, options, false, |wait| wait()) }
-    }
-
-    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `outside` switches the state and
-    /// calls the closure that it receives. A small call that the other ranks have already made completes without
-    /// `outside`.
-    ///
-    /// # Safety
-    /// As for [`Communicator::run`].
-    pub unsafe fn run_detached(
-        &self,
-        call: &Call<'_>,
-        options: Options,
-        outside: impl FnOnce(&mut dyn FnMut()),
-    ) -> Result<()> {
-        if call.bytes() <= FAST_PATH_BYTES {
-            // SAFETY: the caller guarantees it.
-            return unsafe { self.run_with(call, options, true, outside) };
-        }
-        let (mut outcome, mut options) = (Ok(()), Some(options));
-        outside(&mut || {
-            if let Some(options) = options.take() {
-                // SAFETY: the caller guarantees it.
-                outcome = unsafe { self.run(call, options) };
-            }
-        });
-        outcome
-    }
-
-    /// # Safety
-    /// As for [`Communicator::run`].
-    unsafe fn run_with(
-        &self,
-        call: &Call<'_>,
-        options: Options,
-        fast: bool,
-        outside: impl FnOnce(&mut dyn FnMut()),
-    ) -> Result<()> {
-        let state = &self.0;
-        state.check_usable()?;
-        if options.on.is_none()
-            && let Some(mut engine) = state.try_own()
-        {
-            let op = state.prepare_repeated(&mut engine, call, self.timeout(&options))?;
-            state.take_commands(&mut engine);
-            let number = engine.next;
-            if let Some(Err(error)) = state.guard(&mut engine, |engine| engine.start(op)) {
-                state.fail_group(&mut engine, error);
-            }
-            state.submitted.fetch_add(1, Ordering::Relaxed);
-            let until = Until::Over(number);
-            let mut outcome = state.outcome_of(&engine, &until);
-            if outcome.is_some() {
-                engine.group.flush();
-            } else if fast {
-                outcome = state.poll_briefly(&mut engine, &until);
-            }
-            if let Some(outcome) = outcome {
-                if engine.pending() {
-                    state.release(engine);
-                }
-                return outcome;
-            }
-            let mut held = Some(engine);
-            outside(&mut || {
-                if let Some(engine) = held.take() {
-                    outcome = Some(state.run_to_completion(engine, number));
-                }
-            });
-            // The buffers are in use until the operation is over, even if `outside` did not call its closure.
-            let rest = held.take().map(|engine| state.run_to_completion(engine, number));
-            return outcome.or(rest).unwrap_or(Ok(()));
-        }
-        let mut outcome = Ok(());
-        let mut options = Some(options);
-        outside(&mut || {
-            if let Some(options) = options.take() {
-                let on_device = options.on.is_some();
-                // SAFETY: the caller guarantees it. `wait` returns when the work is done or interrupted. After an
-                // interrupt, `SharedState::detach` releases the buffers; for device buffers the work holds `keep`.
-                outcome = unsafe { self.start(call, options) }.and_then(|work| {
-                    let outcome = work.wait(None);
-                    if outcome == Err(Error::Interrupted) && !on_device {
-                        state.detach(&work.shared);
-                    }
-                    outcome
-                });
-            }
-        });
-        outcome
-    }
-
-    /// Returns when all ranks of the group have called it.
-    pub fn barrier(&self, options: Options) -> Result<()> {
-        // SAFETY: a barrier has no buffers.
-        unsafe { self.run(&BARRIER, options) }
-    }
-
-    /// Waits at a barrier and calls `check` after each pause. The first pause is `pause`; pauses grow to ten times
-    /// `pause`.
-    ///
-    /// # Errors
-    /// Errors of the barrier and of `check`; the latter aborts the group.
-    pub(crate) fn checked_barrier(
-        &self,
-        options: Options,
-        pause: Duration,
-        mut check: impl FnMut() -> Result<()>,
-    ) -> Result<()> {
-        // SAFETY: a barrier has no buffers.
-        let work = unsafe { self.begin(&BARRIER, options) }?;
-        let mut next = pause;
-        loop {
-            let outcome = work.wait(Some(next));
-            if work.is_done() {
-                return work.wait(None);
-            }
-            if outcome == Err(Error::Interrupted) {
-                return outcome;
-            }
-            if let Err(error) = check() {
-                if work.poll() {
-                    return work.wait(None);
-                }
-                self.abort("another rank could not join");
-                return Err(error);
-            }
-            next = (2 * next).min(10 * pause);
-        }
-    }
-
-    /// Starts `call`, which progresses in the background.
-    ///
-    /// # Safety
-    /// The buffers of `call` are valid, and not written by other threads, until the work is done. `options.keep`
-    /// can hold them.
-    pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        // SAFETY: the caller guarantees it.
-        let work = unsafe { self.begin(call, options) }?;
-        self.0.start_progress();
-        Ok(work)
-    }
-
-    /// Starts `call` and makes `stream`, a stream of the call's device, wait for it, as [`Work::wait_stream`] does.
-    /// The second value is the outcome of that wait. Only this thread polls; the progress thread is not notified.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`].
-    pub unsafe fn start_for(
-        &self,
-        call: &Call<'_>,
-        options: Options,
-        stream: smddp_cuda::Stream,
-    ) -> Result<(Work, Result<()>)> {
-        // SAFETY: the caller guarantees it.
-        let work = unsafe { self.begin(call, options) }?;
-        let waits = work.wait_stream(stream);
-        Ok((work, waits))
-    }
-
-    /// Submits a call without starting progress on it.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`].
-    unsafe fn begin(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        let state = &self.0;
-        state.check_usable()?;
-        let counts = call::check(call, state.rank, state.size)?;
-        let timeout = self.timeout(&options);
-        let device = options.on.as_ref().map(|on| self.device_op(on, call)).transpose()?;
-        let shared = Arc::new(Completion::new(options.keep));
-        let spare = state.try_own().and_then(|mut engine| engine.spare.take());
-        let mut op = state.prepare(spare, call, counts, timeout, device)?;
-        op.work = Some(shared.clone());
-        op.submitted = Some(Instant::now());
-        let mut completion = None;
-        state.submit(|| {
-            // Device sequence numbers follow the order of the commands.
-            completion = op.device.as_mut().map(|device| {
-                device.number = device.handle.number();
-                device.completion()
-            });
-            state.submitted.fetch_add(1, Ordering::Relaxed);
-            Command::Collective(op)
-        });
-        let call = CallName::Collective(call.collective);
-        Ok(Work { shared, comm: state.clone(), call, completion })
-    }
-
-    /// Sends `count` elements to `dst`.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`].
-    pub unsafe fn send(
-        &self,
-        ptr: *const u8,
-        count: usize,
-        dtype: DType,
-        dst: usize,
-        tag: u64,
-        options: Options,
-    ) -> Result<Work> {
-        self.post(Direction::To(dst), ptr as usize, count, dtype, tag, options)
-    }
-
-    /// Receives `count` elements from `src`, or from any rank.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`]: no pending call reads or writes the memory, which is not checked.
-    pub unsafe fn recv(
-        &self,
-        ptr: *mut u8,
-        count: usize,
-        dtype: DType,
-        src: Option<usize>,
-        tag: u64,
-        options: Options,
-    ) -> Result<Work> {
-        self.post(src.map_or(Direction::FromAny, Direction::From), ptr as usize, count, dtype, tag, options)
-    }
-
-    fn post(
-        &self,
-        direction: Direction,
-        ptr: usize,
-        count: usize,
-        dtype: DType,
-        tag: u64,
-        options: Options,
-    ) -> Result<Work> {
-        let state = &self.0;
-        state.check_usable()?;
-        if options.on.is_some() {
-            return Err(Error::Invalid(format!(
-                "{direction} on group `{}`: send and recv support host memory only; copy the tensor to the CPU first",
-                state.name
-            )));
-        }
-        match direction {
-            Direction::To(rank) | Direction::From(rank) if rank >= state.size => {
-                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", state.size)));
-            }
-            Direction::To(rank) | Direction::From(rank) if rank == state.rank => {
-                return Err(Error::Invalid(format!("rank {rank} cannot send to or receive from itself")));
-            }
-            _ => {}
-        }
-        let timeout = self.timeout(&options);
-        let shared = Arc::new(Completion::new(options.keep));
-        let post = Request {
-            direction,
-            ptr,
-            count,
-            dtype,
-            tag,
-            timeout,
-            submitted: Instant::now(),
-            work: shared.clone(),
-        };
-        state.start_message(post);
-        Ok(Work { shared, comm: state.clone(), call: CallName::Message(direction), completion: None })
-    }
-
-    /// Aborts the group: all waiting calls fail, on this rank and on its peers. Waits for no rank; sends the
-    /// report for at most 50 ms.
-    pub fn abort(&self, reason: &str) {
-        let state = &self.0;
-        if state.forks != fork::generation() {
-            return;
-        }
-        let _ = state
-            .failure
-            .set(Error::Closed { group: state.name.clone(), reason: format!("aborted: {reason}") });
-        match state.try_own() {
-            Some(mut engine) => {
-                state.guard(&mut engine, |engine| {
-                    state.poll(engine);
-                    state.failure.get().map(|error| engine.fail(error, Instant::now()))
-                });
-            }
-            // The owner of the engine sees the abort at its next poll.
-            None => progress_thread::register(state),
-        }
-        state.sleeper.notify();
-    }
-
-    /// Leaves the group together with all other ranks. Waits up to `limit` for them and compares the calls that
-    /// each rank made. Late and lost ranks are not compared; that is not an error. The group is closed in any case. In
-    /// a signal handler that interrupted a call it is closed without the comparison.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] if the calls differ and no call has reported that, for example another root or a message
-    /// without recv. [`Error::Interrupted`] if a signal ended the wait; the group is closed then, too.
-    pub fn shutdown_checked(&self, limit: Duration) -> Result<()> {
-        let state = &self.0;
-        let mut outcome = Ok(false);
-        let mut interrupted = false;
-        let is_open = state.forks == fork::generation() && !state.closed.load(Ordering::Acquire);
-        if is_open && state.size > 1 && !in_handler() {
-            state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
-            let begun = Instant::now();
-            let left = || limit.saturating_sub(begun.elapsed());
-            if state.failure.get().is_none() {
-                let deleted = if limit.is_zero() { Ok(()) } else { state.delete_claim() };
-                outcome = deleted.and_then(|()| {
-                    state.compare(|work| match state.wait_until(&Until::Done(work), Some(left()))? {
-                        true => work.outcome(),
-                        false => Err(Error::Closed {
-                            group: state.name.clone(),
-                            reason: "the time limit of the shutdown has passed".to_owned(),
-                        }),
-                    })
-                });
-            }
-            match &outcome {
-                Ok(true) => state.run_for(&Until::Idle, left()),
-                Ok(false) => {}
-                Err(reason) => {
-                    log::say(
-                        Level::Info,
-                        &format!(
-                            "closed group `{}` without comparing the calls of all ranks: {reason}",
-                            state.name
-                        ),
-                    );
-                    interrupted = *reason == Error::Interrupted;
-                    state.cancel_leaving();
-                }
-            }
-            // The error that ended the group, unless a call has reported it.
-            outcome = match state.failure.get() {
-                Some(error @ Error::Mismatch { .. }) if !state.abort_reported.load(Ordering::Relaxed) => {
-                    Err(error.clone())
-                }
-                _ => Ok(true),
-            };
-        }
-        self.close();
-        if interrupted { Err(Error::Interrupted) } else { outcome.map(drop) }
-    }
-
-    /// Closes the group. Waits for calls on devices; other pending calls end with an error, and later calls fail.
-    /// Idempotent.
-    pub fn close(&self) {
-        let state = &self.0;
-        if state.forks != fork::generation() || state.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        *lock(&state.claim) = None;
-        state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
-        let error = Error::Closed { group: state.name.clone(), reason: DESTROYED.to_owned() };
-        // A group that is already dead keeps its first reason.
-        let is_first = state.failure.set(error).is_ok();
-        state.sleeper.notify();
-        let mut engine = lock(&state.engine);
-        if let Some(error) = state.failure.get()
-            && (engine.has_calls() || state.has_commands() || !is_first && !engine.is_abort_sent)
-        {
-            state.guarded_poll(&mut engine);
-            if !is_first {
-                engine.fail(error, Instant::now());
-            }
-        }
-        engine.group.leave();
-        lock(&state.handles).clear();
-        engine.drop_devices();
-    }
 }
 
 #[cfg(test)]
@@ -617,27 +232,4 @@ impl Communicator {
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {
         &self.0.cache
     }
-}
-
-const BARRIER: Call<'static> = Call {
-    collective: Collective::Barrier,
-    dtype: DType::U8,
-    redop: RedOp::Sum,
-    root: 0,
-    input: Blocks::None,
-    output: Blocks::None,
-};
-
-/// Longest wait for operations on devices when their group is closed.
-const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
-
-static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new();
-
-/// Closes all groups of this process. Called at exit, so that peers see a departure and not a death.
-pub fn shutdown() {
-    let open: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|group| group.upgrade()).collect();
-    for comm in open {
-        Communicator(comm).close();
-    }
-    shutdown::join_closing_threads();
 }

@@ -4,16 +4,13 @@
 //! data, or a message without a recv. So the ranks compare their calls as the last operation of a group: a small
 //! all_reduce, and if its sum is wrong, an all_gather that finds the difference.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
-use smddp_transport::fork::PerProcess;
 use smddp_transport::{CallFingerprint, Group, Mismatch};
 
-use super::Communicator;
 use crate::call::fingerprint::{self, mix};
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
@@ -218,30 +215,4 @@ impl SharedState {
             engine.end_leaving("the time limit of the shutdown has passed");
         }
     }
-}
-
-/// Threads that close groups.
-static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
-
-impl Communicator {
-    /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.
-    /// Between nodes, delivering the reason of a dead group may take up to two seconds, so a separate thread waits
-    /// for it. This call waits for operations on devices.
-    pub fn close_in_background(&self) {
-        if self.error().is_none() || !lock(&self.0.handles).is_empty() {
-            return self.close();
-        }
-        let dead = self.clone();
-        let begun = std::thread::Builder::new().name("smddp-leave".to_owned()).spawn(move || dead.close());
-        let Ok(thread) = begun else { return self.close() };
-        let mut closing = lock(CLOSING.get());
-        closing.retain(|thread| !thread.is_finished());
-        closing.push(thread);
-    }
-}
-
-/// Waits for the threads that close groups.
-pub(super) fn join_closing_threads() {
-    let closing = std::mem::take(&mut *lock(CLOSING.get()));
-    closing.into_iter().for_each(|thread| drop(thread.join()));
 }
