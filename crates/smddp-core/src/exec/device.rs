@@ -1,21 +1,19 @@
 //! Executor for device memory. It enqueues copies and kernels instead of moving bytes itself.
 
 mod messages;
-
-use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+mod operation;
 
 use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective, Format};
 use smddp_transport::{Group, Mismatch};
 
 use self::messages::{MessageSource, SendTarget};
+pub(crate) use self::operation::DeviceOp;
+use self::operation::{OutgoingMessage, Stage};
 use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce};
 use crate::call::types::RedOp;
-use crate::device::completion::DeviceCompletion;
 use crate::device::reduction::{self, Pieces, ReductionKind};
 use crate::device::site::DeviceSite;
-use crate::device::site_handle::{DeviceSiteHandle, PooledEvent};
 use crate::exec::walk::{Execution, Progress, StepExecutor, StepResult, walk};
 
 /// Error that stops an operation.
@@ -43,67 +41,6 @@ impl std::convert::From<smddp_cuda::Error> for ExecError {
 /// Maximum bytes of a call that a kernel copies. One launch costs the host less time than one driver copy, for any
 /// number of copies.
 const MAX_KERNEL_COPY_BYTES: usize = 256 << 10;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Opening,
-    Running,
-    /// All work is enqueued except the waits for the peers that read this rank's memory.
-    Ending,
-}
-
-/// A message in a pinned slot on its way to the group.
-struct OutgoingMessage {
-    channel: usize,
-    slot: usize,
-    /// The run of which it is one segment.
-    run: BlockRun,
-    segment: usize,
-    /// The slot is filled once the stream has passed this number.
-    filled_at: u64,
-}
-
-/// State of an operation on device memory.
-pub(crate) struct DeviceOp {
-    pub(crate) handle: Arc<DeviceSiteHandle>,
-    pub(crate) number: u64,
-    pub(crate) end: Arc<OnceLock<PooledEvent>>,
-    /// Position in the caller's stream.
-    after: Option<PooledEvent>,
-    redop: RedOp,
-    /// True if the input overlaps the output in a form that no plan supports in place.
-    pub(crate) overlaps: bool,
-    stage: Stage,
-    /// Value of this rank's progress flag once the input is ready.
-    ready_at: u64,
-    /// (channel, bytes) of messages that are written to staging slots but not published yet.
-    unpublished: Vec<(usize, usize)>,
-    outbox: VecDeque<OutgoingMessage>,
-    pub(crate) slabs: Vec<usize>,
-}
-
-impl DeviceOp {
-    pub(crate) fn new(handle: Arc<DeviceSiteHandle>, after: PooledEvent, redop: RedOp) -> Self {
-        Self {
-            handle,
-            number: 0,
-            end: Arc::default(),
-            after: Some(after),
-            redop,
-            overlaps: false,
-            stage: Stage::Opening,
-            ready_at: 0,
-            unpublished: Vec::new(),
-            outbox: VecDeque::new(),
-            slabs: Vec::new(),
-        }
-    }
-
-    /// Returns the completion for the handle of the call. The number must be set.
-    pub(crate) fn completion(&self) -> DeviceCompletion {
-        DeviceCompletion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
-    }
-}
 
 /// Advances operation `seq` until all its work is enqueued or it has to wait.
 pub(crate) fn advance(
