@@ -225,7 +225,7 @@ def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str]
 
 
 def table(cells: list[Found]) -> str:
-    head = "| fault | way | ranks | faults | known after, median | most | rank | host | pid | operation | number |"
+    head = "| fault | transport | ranks | faults | detected after, median | most | rank | host | pid | operation | number |"
     lines = [head, "|---" * 11 + "|"]
     # Without a running call, the transport has no row.
     ways = sorted({each.plan["way"] for each in cells})
