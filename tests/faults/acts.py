@@ -77,7 +77,7 @@ _WORDS = {
     "new_group": ("all_reduce", "new_group"),
     "init": ("init_process_group", "all_reduce", "send", "recv"),
 }
-_WORDS["split_group"] = _WORDS["new_group"]
+_WORDS["split_group"] = (*_WORDS["new_group"], "split_group")
 
 
 def words(name: str) -> tuple[str, ...]:

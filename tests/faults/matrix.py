@@ -31,7 +31,7 @@ _DEATH = 1.0
 _ATTEMPTS = 3
 # FAIL_TOGETHER of the core.
 _TOGETHER = 2.0
-_MAKING = "(new_group|init_process_group)"
+_MAKING = "(new_group|split_group|init_process_group)"
 
 
 @dataclass
@@ -225,7 +225,7 @@ def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str]
 
 
 def table(cells: list[Found]) -> str:
-    head = "| fault | transport | ranks | faults | detected after, median | most | rank | host | pid | operation | number |"
+    head = "| fault | transport | ranks | faults | detected, median | most | rank | host | pid | operation | number |"
     lines = [head, "|---" * 11 + "|"]
     # Without a running call, the transport has no row.
     ways = sorted({each.plan["way"] for each in cells})
