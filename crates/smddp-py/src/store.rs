@@ -118,7 +118,7 @@ impl PyStore {
         self.submit(Box::new(move || {
             let outcome = Python::attach(|py| {
                 let outcome = operation(store.bind(py));
-                // A store that is dropped without the interpreter lock may stay open for some time.
+                // A store that is dropped without the interpreter lock may keep its connection for some time.
                 drop(store);
                 outcome
             });

@@ -279,7 +279,7 @@ fn rank_claimed_on_another_host_is_reported_at_the_timeout() {
     comms.into_iter().for_each(|(_, comm)| comm.close());
 }
 
-/// Replaces the id of the process in the claim of a rank. Its pid and host stay.
+/// Replaces the id of the process in the claim of a rank. Its pid and host are unchanged.
 fn of_another_process(store: &Values, rank: usize) {
     let host = smddp_core::host_name();
     let mut values = store.values.lock().unwrap();

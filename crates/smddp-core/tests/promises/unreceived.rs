@@ -111,7 +111,7 @@ fn sender_and_receiver_of_an_unreceived_message_raise_mismatch() {
 
 /// Rank 1 has received the message and makes no call, rank 2 waits in a collective.
 #[test]
-fn a_rank_whose_messages_were_received_leaves_at_once() {
+fn a_rank_whose_messages_were_received_leaves_immediately() {
     // Between nodes a short message is not confirmed.
     let cases =
         Wire::EACH.map(|wire| (wire, if matches!(wire, Wire::Shm) { &SIZES[..] } else { &SIZES[2..] }));
