@@ -3,7 +3,9 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod group;
+mod health;
 mod join;
+mod messages;
 mod options;
 mod routes;
 mod scripted;
