@@ -23,10 +23,10 @@ ALLOWED = {
     ("smddp-py/src/callbacks.rs", "EXITING"): "set once with the id of a thread",
     ("smddp-py/src/buffers/numpy.rs", "TYPE"): "initialized under the interpreter lock, which fork holds",
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",
-    ("smddp-transport/src/fork.rs", "HOOK"): "one call of pthread_atfork",
+    ("smddp-base/src/fork.rs", "HOOK"): "one call of pthread_atfork",
     ("smddp-transport/src/process/pool.rs", "BYTES"): "reads two small files",
     ("smddp-transport/src/process/status.rs", "RESPONDER"): "set once with a function pointer",
-    ("smddp-transport/src/warning.rs", "WARN_HOOK"): "set once with a function pointer",
+    ("smddp-base/src/warning.rs", "WARN_HOOK"): "set once with a function pointer",
 }
 #: The same for module-level objects of Python.
 ALLOWED_IN_PYTHON = {

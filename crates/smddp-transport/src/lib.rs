@@ -4,8 +4,6 @@
 //! other nodes if there are any.
 
 pub mod bootstrap;
-mod close_on_fork;
-pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod joint;
@@ -15,11 +13,11 @@ pub mod process;
 mod rank_info;
 pub mod shm;
 mod socket_io;
-pub mod threads;
 mod token;
-pub mod warning;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use smddp_base::{CloseOnFork, lock};
+
+pub use smddp_base::{fork, threads, warning};
 
 pub use joint::{Group, RoutedChannels, Routes};
 pub use net::{fabric, interface};
@@ -28,11 +26,6 @@ pub use process::{Exporter, MemoryExport, SingleCopy, Sleeper, SymmetricBuffer, 
 pub use rank_info::{RankInfo, RankInfoError, host_name};
 pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
-
-/// Locks `mutex` even after a panic: no state that a panic leaves under these locks is worse than a failure here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Identity of a call: equal on all its ranks. The transport compares it; the core defines the meaning of the bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use super::RankTree;
 use super::address::parse_unverified;
 use super::link::dial;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 
 /// The socket of a claim. The kernel closes it when the process ends; a forked child does not keep it.
 pub struct Claim {

@@ -16,7 +16,7 @@ use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::TreeAddress;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::net::known_hosts;
 use crate::net::tcp::connect;
 use crate::process::{ProcessUid, check_user};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::TreeAddress;
 use super::link::{dial, would_block};
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 
 pub(super) struct LivenessProbe {
     /// Bytes of the address record.

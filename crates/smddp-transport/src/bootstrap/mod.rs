@@ -38,8 +38,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::CloseOnFork;
 use crate::RankInfo;
-use crate::close_on_fork::CloseOnFork;
 use crate::process::{ProcessUid, listen, random};
 use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
 use crate::warning::warn;

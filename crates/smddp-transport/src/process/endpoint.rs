@@ -18,12 +18,13 @@ use super::layout::{RESERVE_BYTES, SELF_ADDRESS, STAGING};
 use super::memory::SharedMemory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
+use super::random;
 use super::room::{Limits, Room};
 use super::service::Service;
 use super::status;
 use super::symmetric::Symmetric;
 use super::token_registry::TokenRegistry;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::fork::PerProcess;
 use crate::lock;
 use crate::socket_io::send_all;
@@ -69,13 +70,6 @@ fn allocate(cap: usize, ranks: usize) -> io::Result<(SharedMemory, Option<OwnedF
         ));
         Ok((memory, None, room))
     })
-}
-
-/// Returns bytes of the system's random generator.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes
 }
 
 impl Endpoint {

@@ -14,7 +14,7 @@ use super::exports::{Exports, MemoryExport};
 use super::handshake::{self, ProcessHost};
 use super::incoming::IncomingConnections;
 use super::token_registry::TokenRegistry;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::socket_io::send;

@@ -25,7 +25,7 @@ use super::doorbell::Doorbell;
 use super::exports::{Exports, MemoryExport};
 use super::incoming::{self, Stage};
 use super::token_registry::TokenRegistry;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::socket_io::send_all;
 use crate::token::{Initiator, NONCE, PROTOCOL, REPLY, Responder, Token};
 

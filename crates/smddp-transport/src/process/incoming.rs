@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
 
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::socket_io::send;
 use crate::token::{PROOF, Responder, Token};
 use crate::warning::warn;

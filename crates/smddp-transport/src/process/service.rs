@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::doorbell::Doorbell;
 use super::incoming::{IncomingConnections, IncomingHost};
 use super::memory::system_call_error;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::threads::spawn;
 use crate::warning::{info, warn};
 use crate::{fork, lock};

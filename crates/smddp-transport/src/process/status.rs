@@ -14,7 +14,7 @@ use rustix::process::Pid;
 use super::credentials::{check_user, proc_is_ours};
 use super::handshake::{ProcessAddress, describe_peer, listen};
 use super::incoming::{self, Stage};
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::socket_io::send_all;
 use crate::token::{Responder, Token};
 use crate::warning::warn;

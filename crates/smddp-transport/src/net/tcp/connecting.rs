@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::address::{Credential, Purpose, TcpAddress};
 use super::dial::{Dial, Keepalive, advice, is_local_error, set_keepalive, set_user_timeout};
 use super::seal::Seal;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 
 /// Time to retry after a local error, which may pass: other threads close files, and ports become free.
 pub(super) const LOCAL_ERROR_RETRY: Duration = Duration::from_secs(5);

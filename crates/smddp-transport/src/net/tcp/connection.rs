@@ -20,7 +20,7 @@ use super::dial::{Keepalive, configure, zero_if_blocked};
 use super::endpoint::FrameConnection;
 use super::frame_reader::{ReadOutcome, Reader};
 use super::seal::Seal;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{INLINE_PAYLOAD, Sink, Ticket};
 use crate::socket_io::send;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::address::{ACCEPTED, CLOSED, Credential, Hello, Purpose, REJECTED, TcpAddress};
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::net::known_hosts;
 use crate::token::{Initiator, Keys, PROOF, REPLY};
 

@@ -12,7 +12,7 @@ use super::address::{self, ACCEPTED, CLOSED, HELLO, Hello, Purpose, REJECTED, Tc
 use super::dial::advice;
 use super::seal::Seal;
 use super::straggler_query;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::fork::{self, PerProcess};
 use crate::lock;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};

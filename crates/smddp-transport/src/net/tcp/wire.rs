@@ -16,7 +16,7 @@ use super::dial::SILENT;
 use super::frame_reader::ReadOutcome;
 use super::host_liveness::{HostLiveness, HostLivenessLimits};
 use super::sideband::Sideband;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::net::frame::{CLASSES, Frame, Kind, MESSAGES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 

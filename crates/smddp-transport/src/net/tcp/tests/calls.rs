@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketType};
 use super::super::address::{ACCEPTED, CLOSED, Credential, HELLO, Purpose, REJECTED};
 use super::super::connecting::{self, ConnectError, Connecting, LOCAL_ERROR_RETRY, RETRY_INTERVAL};
 use super::*;
-use crate::close_on_fork::CloseOnFork;
+use crate::CloseOnFork;
 use crate::fuzzing::feed::{self, accept_peer, credential};
 use crate::token::{NONCE, Responder};
 

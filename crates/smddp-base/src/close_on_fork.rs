@@ -35,10 +35,11 @@ pub(crate) fn forked() {
 }
 
 /// Socket that forked children do not keep.
-pub(crate) struct CloseOnFork<S: AsRawFd>(S);
+pub struct CloseOnFork<S: AsRawFd>(S);
 
 impl<S: AsRawFd> CloseOnFork<S> {
-    pub(crate) fn new(socket: S) -> Self {
+    /// Registers the socket.
+    pub fn new(socket: S) -> Self {
         if let Some((index, bit)) = bit(socket.as_raw_fd()) {
             index.fetch_or(bit, Ordering::AcqRel);
         }
@@ -46,7 +47,7 @@ impl<S: AsRawFd> CloseOnFork<S> {
     }
 
     /// Converts the socket to another type with the same descriptor.
-    pub(crate) fn map<T: AsRawFd>(self, into: impl FnOnce(S) -> T) -> CloseOnFork<T> {
+    pub fn map<T: AsRawFd>(self, into: impl FnOnce(S) -> T) -> CloseOnFork<T> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: read once; `this` is neither dropped nor used afterwards and belongs to this thread.
         CloseOnFork(into(unsafe { std::ptr::read(&raw const this.0) }))

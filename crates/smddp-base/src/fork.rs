@@ -33,10 +33,12 @@ struct Cell<T> {
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
     #[expect(clippy::new_without_default, reason = "for statics")]
+    /// Creates a value that its first use in a process initializes.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
+    /// Returns the value of this process.
     pub fn get(&self) -> &'static T {
         let generation = generation();
         let mut found = self.0.load(Ordering::Acquire);

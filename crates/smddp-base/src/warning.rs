@@ -25,10 +25,12 @@ fn emit(notice: Notice, text: &str) {
     }
 }
 
-pub(crate) fn warn(text: &str) {
+/// Reports something that the user should correct.
+pub fn warn(text: &str) {
     emit(Notice::Warning, text);
 }
 
-pub(crate) fn info(text: &str) {
+/// Reports information.
+pub fn info(text: &str) {
     emit(Notice::Info, text);
 }

@@ -1,0 +1,13 @@
+//! What several crates use: fork detection, sockets that a forked child does not keep, locks, threads, random bytes
+//! and texts for the log.
+#![warn(missing_docs)]
+
+mod close_on_fork;
+pub mod fork;
+mod lock;
+pub mod random;
+pub mod threads;
+pub mod warning;
+
+pub use close_on_fork::CloseOnFork;
+pub use lock::lock;
