@@ -37,5 +37,6 @@ fn main() {
         assert!(Path::new(&here).join(source).exists(), "{source}");
         println!("cargo::rerun-if-changed={source}");
     }
+    println!("cargo::rerun-if-changed=../libfabric-sys/src/types");
     println!("cargo::rustc-env=FAKE_LIBFABRIC={}", object.display());
 }

@@ -33,6 +33,8 @@
 //! `fake_open()` returns the number of open objects (allocated, mapped, reserved, retained or created). `smddp-cuda`
 //! reports host accesses with `fake_host`. `fake/query.rs` contains the functions of a checked world.
 
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
 #[cfg(test)]
 #[expect(dead_code, reason = "the driver uses the rest")]
 #[path = "fake/clock.rs"]

@@ -1,7 +1,8 @@
 //! Calls through libfabric's function tables, with the names of the static inline functions in its headers.
 //!
-//! A function that is missing in a provider's table returns `-FI_ENOSYS`.
-
+//! A function that is missing in a provider's table returns `-FI_ENOSYS`. Other errors are negative error numbers too.
+//!
+//! Source: the headers under `rdma/`; each function has a manual page of its name.
 //!
 //! # Safety
 //! For every function in this module:
@@ -38,18 +39,21 @@ macro_rules! call {
     }};
 }
 
+/// Closes an object and frees it.
 pub unsafe fn fi_close(object: *mut fid) -> c_int {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*object).ops };
     call!(ops, fi_ops, close, object)
 }
 
+/// Binds an object to another one: an endpoint to a queue or an address vector, or a memory region to an endpoint.
 pub unsafe fn fi_bind(object: *mut fid, to: *mut fid, flags: u64) -> c_int {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*object).ops };
     call!(ops, fi_ops, bind, object, to, flags)
 }
 
+/// Executes a command (`FI_ENABLE`, `FI_GETWAIT`) on an object.
 pub unsafe fn fi_control(object: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*object).ops };
@@ -68,6 +72,7 @@ pub unsafe fn fi_getwait(queue: *mut fid, fd: *mut c_int) -> c_int {
     unsafe { fi_control(queue, FI_GETWAIT, fd.cast()) }
 }
 
+/// Opens a domain of a fabric.
 pub unsafe fn fi_domain(
     fabric: *mut fid_fabric,
     info: *mut fi_info,
@@ -86,6 +91,7 @@ pub unsafe fn fi_trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_
     call!(ops, fi_ops_fabric, trywait, fabric, fids, count)
 }
 
+/// Opens an address vector of a domain.
 pub unsafe fn fi_av_open(
     domain: *mut fid_domain,
     attr: *mut fi_av_attr,
@@ -111,6 +117,7 @@ pub unsafe fn fi_av_insert(
     call!(ops, fi_ops_av, insert, av, address, count, found, flags, context)
 }
 
+/// Opens a completion queue of a domain.
 pub unsafe fn fi_cq_open(
     domain: *mut fid_domain,
     attr: *mut fi_cq_attr,
@@ -122,6 +129,7 @@ pub unsafe fn fi_cq_open(
     call!(ops, fi_ops_domain, cq_open, domain, attr, cq, context)
 }
 
+/// Opens an endpoint of a domain.
 pub unsafe fn fi_endpoint(
     domain: *mut fid_domain,
     info: *mut fi_info,
@@ -133,6 +141,7 @@ pub unsafe fn fi_endpoint(
     call!(ops, fi_ops_domain, endpoint, domain, info, ep, context)
 }
 
+/// Registers the memory that `attr` describes.
 pub unsafe fn fi_mr_regattr(
     domain: *mut fid_domain,
     attr: *const fi_mr_attr,
@@ -144,6 +153,7 @@ pub unsafe fn fi_mr_regattr(
     call!(ops, fi_ops_mr, regattr, object, attr, flags, mr)
 }
 
+/// Sets an option of an endpoint to the `len` bytes at `value`.
 pub unsafe fn fi_setopt(
     ep: *mut fid_ep,
     level: c_int,
@@ -156,6 +166,7 @@ pub unsafe fn fi_setopt(
     call!(ops, fi_ops_ep, setopt, object, level, name, value, len)
 }
 
+/// Reads an option of an endpoint. `len`: bytes of `value`; then bytes of the option.
 pub unsafe fn fi_getopt(
     ep: *mut fid_ep,
     level: c_int,
@@ -168,12 +179,14 @@ pub unsafe fn fi_getopt(
     call!(ops, fi_ops_ep, getopt, object, level, name, value, len)
 }
 
+/// Reads the address of an endpoint. `len`: bytes of `address`; then bytes of the endpoint's address.
 pub unsafe fn fi_getname(ep: *mut fid_ep, address: *mut c_void, len: *mut usize) -> c_int {
     // SAFETY: the contract of this module.
     let (ops, object) = unsafe { ((*ep).cm, &raw mut (*ep).fid) };
     call!(ops, fi_ops_cm, getname, object, address, len)
 }
 
+/// Posts a receive buffer of `len` bytes.
 pub unsafe fn fi_recv(
     ep: *mut fid_ep,
     buf: *mut c_void,
@@ -187,6 +200,7 @@ pub unsafe fn fi_recv(
     call!(ops, fi_ops_msg, recv, ep, buf, len, desc, from, context)
 }
 
+/// Sends a message of `len` bytes.
 pub unsafe fn fi_send(
     ep: *mut fid_ep,
     buf: *const c_void,
@@ -200,12 +214,7 @@ pub unsafe fn fi_send(
     call!(ops, fi_ops_msg, send, ep, buf, len, desc, to, context)
 }
 
-pub unsafe fn fi_inject(ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t) -> isize {
-    // SAFETY: the contract of this module.
-    let ops = unsafe { (*ep).msg };
-    call!(ops, fi_ops_msg, inject, ep, buf, len, to)
-}
-
+/// Reads `len` bytes from a peer's registered memory.
 #[expect(clippy::too_many_arguments, reason = "C's signature")]
 pub unsafe fn fi_read(
     ep: *mut fid_ep,
@@ -222,6 +231,7 @@ pub unsafe fn fi_read(
     call!(ops, fi_ops_rma, read, ep, buf, len, desc, from, address, key, context)
 }
 
+/// Writes `len` bytes to a peer's registered memory and delivers the immediate data `data` to the peer.
 #[expect(clippy::too_many_arguments, reason = "C's signature")]
 pub unsafe fn fi_writedata(
     ep: *mut fid_ep,
@@ -247,6 +257,7 @@ pub unsafe fn fi_cq_read(cq: *mut fid_cq, entries: *mut c_void, count: usize) ->
     call!(ops, fi_ops_cq, read, cq, entries, count)
 }
 
+/// Reads the next entry if it is an error. Returns the number of entries that were read, or `-FI_EAGAIN`.
 pub unsafe fn fi_cq_readerr(cq: *mut fid_cq, entry: *mut fi_cq_err_entry, flags: u64) -> isize {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*cq).ops };

@@ -53,10 +53,12 @@ impl InfoList {
         self.head.as_ptr()
     }
 
+    /// Returns the library that allocated the list.
     pub fn library(&self) -> &Library {
         &self.library
     }
 
+    /// Returns the entries, in order.
     pub fn iter(&self) -> impl Iterator<Item = Info<'_>> {
         let mut next = self.head.as_ptr();
         std::iter::from_fn(move || {
@@ -97,6 +99,7 @@ pub struct Info<'a> {
 }
 
 impl<'a> Info<'a> {
+    /// Returns the C structure.
     pub fn raw(&self) -> &'a fi_info {
         // SAFETY: a live entry, borrowed with its list; it is not written meanwhile.
         unsafe { self.info.as_ref() }
@@ -116,13 +119,13 @@ impl<'a> Info<'a> {
         unsafe { self.raw().fabric_attr.as_ref() }.map_or("", |a| text(a.prov_name))
     }
 
-    /// "efa", "efa-direct", "192.0.2.0/24".
+    /// Returns the fabric's name, for example "efa", "efa-direct" or "192.0.2.0/24".
     pub fn fabric(&self) -> &'a str {
         // SAFETY: as in `provider`.
         unsafe { self.raw().fabric_attr.as_ref() }.map_or("", |a| text(a.name))
     }
 
-    /// "rdmap0s6-rdm", "eth0".
+    /// Returns the domain's name, for example "rdmap0s6-rdm" or "eth0".
     pub fn domain(&self) -> &'a str {
         // SAFETY: as in `provider`.
         unsafe { self.raw().domain_attr.as_ref() }.map_or("", |a| text(a.name))

@@ -7,6 +7,8 @@
 //!
 //! The crate contains no policy: the caller selects the provider and the limits, and handles a missing library.
 
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
 pub mod calls;
 pub mod constants;
 mod info;

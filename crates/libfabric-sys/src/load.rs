@@ -16,11 +16,14 @@ const INSTALLED: [&str; 2] = ["/opt/amazon/efa/lib", "/opt/amazon/efa/lib64"];
 /// A version of libfabric, or of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
+    /// Major version.
     pub major: u16,
+    /// Minor version.
     pub minor: u16,
 }
 
 impl Version {
+    /// Creates a version.
     pub const fn new(major: u16, minor: u16) -> Self {
         Self { major, minor }
     }
@@ -68,14 +71,18 @@ impl fmt::Display for Place {
 /// A failed attempt to open a library, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
+    /// Path, or the soname that the dynamic loader resolves.
     pub path: PathBuf,
+    /// Search rule that produced the path.
     pub place: Place,
+    /// Reason of the failure.
     pub reason: String,
 }
 
 /// No libfabric could be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Missing {
+    /// All attempts, in order.
     pub attempts: Vec<Attempt>,
 }
 
@@ -115,6 +122,9 @@ pub struct Library {
 impl Library {
     /// Opens the library. With `explicit` only that file is tried. Otherwise the order is: a library that the process has
     /// loaded already, the EFA installer's directories, the loader's search path.
+    ///
+    /// # Errors
+    /// No file could be opened, or the opened files lack a function. The error lists all attempts.
     pub fn open(explicit: Option<&Path>) -> Result<Self, Missing> {
         let mut attempts = Vec::new();
         let mut attempt = |at: &Path, place: Place| match Self::load(at, place) {
@@ -169,10 +179,12 @@ impl Library {
         &self.path
     }
 
+    /// Returns the search rule that found the library.
     pub fn place(&self) -> Place {
         self.place
     }
 
+    /// Returns the library's version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -195,6 +207,9 @@ impl Library {
     }
 
     /// Opens a fabric.
+    ///
+    /// # Errors
+    /// libfabric's error number, positive.
     ///
     /// # Safety
     /// `attr` points at the `fabric_attr` of a live `fi_info` of this library.

@@ -3,6 +3,9 @@
 use crate::cluster_file::parse;
 
 /// Parses arbitrary bytes as a cluster file.
+///
+/// # Panics
+/// An accepted file fails its own check or has a rate that is not finite.
 pub fn cluster(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(cluster) = parse(text, "cluster.toml") {

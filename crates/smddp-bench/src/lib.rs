@@ -4,6 +4,7 @@
 //! one rank that torchrun, mpirun or srun started. Rank 0 prints.
 
 #![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 #[allow(unsafe_code)] // The only owner of raw memory.
 mod buffers;

@@ -1,3 +1,5 @@
+//! The program `smddp-bench`.
+
 fn main() {
     let spawn = std::env::current_exe()
         .map(|exe| vec![exe.to_string_lossy().into_owned()])

@@ -1,5 +1,7 @@
 //! The Python module `smddp._core`: conversions between Python objects and the core's types.
 
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
 mod arguments;
 mod arrays;
 mod blocks;

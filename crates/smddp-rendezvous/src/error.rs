@@ -2,8 +2,10 @@
 
 use std::io;
 
+/// Result with the rendezvous's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Error of the rendezvous.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +17,12 @@ pub enum Error {
     Core(#[from] smddp_core::Error),
     /// An operating-system call failed during the operation `what`.
     #[error("{what}: {source}")]
-    Io { what: String, source: io::Error },
+    Io {
+        /// The operation, for example `resolving the host name 'node-1'`.
+        what: String,
+        /// Error of the call.
+        source: io::Error,
+    },
     /// The ranks cannot reach each other through the store.
     #[error("{0}")]
     Rendezvous(String),

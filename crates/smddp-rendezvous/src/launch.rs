@@ -38,7 +38,9 @@ const DERIVED_COUNT: u64 = 12_000;
 /// Rank, size and rendezvous address of one process of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchEnvironment {
+    /// Rank of this process.
     pub rank: usize,
+    /// Number of ranks.
     pub size: usize,
     /// Index among the ranks of this host; `None` where the launcher does not set it.
     pub local_rank: Option<usize>,
@@ -51,7 +53,9 @@ pub struct LaunchEnvironment {
 /// Address at which rank 0 serves the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RendezvousAddress {
+    /// Host name or IP address.
     pub host: String,
+    /// TCP port.
     pub port: u16,
     /// All ranks are known to be on this host.
     pub local: bool,

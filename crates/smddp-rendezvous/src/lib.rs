@@ -4,6 +4,7 @@
 //! the rendezvous address ([`Rendezvous`]), through which the ranks create their group ([`join`]).
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod error;
 mod launch;

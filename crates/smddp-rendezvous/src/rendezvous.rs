@@ -20,6 +20,7 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The group of all ranks of a job.
 pub struct JoinedWorld {
+    /// Communicator of all ranks.
     pub comm: Communicator,
     /// Bytes that this rank exchanged with the store.
     pub traffic: u64,
@@ -87,6 +88,7 @@ fn process() -> MutexGuard<'static, Process> {
 
 /// A connection to the rendezvous store, which rank 0 may serve.
 pub struct Rendezvous {
+    /// Client of the store.
     pub values: StoreClient,
     /// The address at which this rank serves the store.
     serves: Option<String>,
@@ -244,7 +246,9 @@ impl Store for StoreClient {
 
 /// The values of one of several groups, with a key prefix.
 pub struct PrefixStore<'a> {
+    /// Client of the store.
     pub values: &'a StoreClient,
+    /// Prefix of the group's keys, which a slash follows.
     pub prefix: String,
 }
 

@@ -5,6 +5,8 @@
 //! The kernels are synchronous and block: `TF_NewAsyncKernelBuilder` passes the address of a local variable to the kernel,
 //! which is invalid after the kernel returns.
 
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
 mod bucket;
 mod group;
 mod interface;

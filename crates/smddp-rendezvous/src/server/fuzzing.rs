@@ -3,13 +3,17 @@
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 
-use super::{Connection, Shared};
+use super::connection::Connection;
+use super::values::Shared;
 use crate::protocol::GREETING;
 
 /// A small bound that fuzz inputs can reach.
 const MAX_BYTES: usize = 4096;
 
 /// Processes requests of several clients. The first byte of each fragment selects the client, the second is the length.
+///
+/// # Panics
+/// A bound is exceeded, or closed connections are still counted.
 pub fn store(bytes: &[u8]) {
     thread_local!(static STREAM: Option<TcpStream> = connected());
     let streams = || STREAM.with(|stream| stream.as_ref()?.try_clone().ok());

@@ -1,4 +1,12 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use super::connection::{CHUNK, CHUNKS_PER_PASS};
+use super::serving::MAX_SILENT;
+use super::values::{ENTRY, SPARE_MEMBERS};
 use super::*;
+use crate::protocol::{GET, GREETING, MAX_VALUE, REQUEST_TIMEOUT};
 use crate::store::Client;
 
 fn soon() -> Instant {
