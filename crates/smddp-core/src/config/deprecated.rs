@@ -1,6 +1,6 @@
 //! Deprecated names of settings. Each one sets the setting that replaces it, with a warning.
 //!
-//! Other settings with a narrow use stay, since no other setting expresses them:
+//! These settings have a narrow use and no replacement:
 //! - `SMDDP_SOCKET_FAMILY` corresponds to `NCCL_SOCKET_FAMILY`. Ranks must agree on it; interface names differ per host.
 //! - `SMDDP_SPIN_US` trades latency for CPU time. The default considers the ranks of this host, not other programs.
 //! - `SMDDP_STREAM_BYTES` depends on the size of the caches, as glibc's `x86_non_temporal_threshold`.
@@ -136,7 +136,7 @@ impl Translated {
     /// Translates all deprecated names for which `get` has a value.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid value, or one that contradicts the replacement.
+    /// [`Error::Config`] for an invalid value, or a value that contradicts the replacement.
     pub(super) fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let mut translated = Self::default();
         for deprecated in DEPRECATED {
