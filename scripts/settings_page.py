@@ -24,7 +24,7 @@ DEPRECATED = """
 
 A deprecated name sets the setting that replaces it, with one warning. If the two contradict each other, it is an error.
 
-| variable | replaced by | equivalent value |
+| variable | replaced by | equivalent values (old: new) |
 |---|---|---|
 """
 

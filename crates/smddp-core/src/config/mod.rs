@@ -142,7 +142,7 @@ settings! {
     SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = at_least_one_second;
     /// transport between nodes: auto (EFA if all ranks have it, tcp if none has), efa (an error for ranks without it),
     /// tcp, fabric:PROVIDER (libfabric with a provider such as `tcp` or `tcp;ofi_rxm`; fabric: efa), or shm (an error
-    /// for ranks that cannot share memory). auto:PROVIDER: another provider than efa, if all ranks have it
+    /// for ranks that cannot share memory). auto:PROVIDER: auto, with that provider for EFA, such as `efa-direct`
     SMDDP_TRANSPORT = "auto", shared, transport: TransportChoice = transports::parse;
     /// path of libfabric. Empty: the library that is loaded already, /opt/amazon/efa, then the loader's path
     SMDDP_LIBFABRIC = "", own, library: Option<PathBuf> = optional(unchanged);
