@@ -38,7 +38,7 @@ class Loopback:
         return words
 
     def environment(self) -> dict[str, str]:
-        return {"SMDDP_SHM": "0", "SMDDP_SOCKET_IFNAME": "=lo"}
+        return {"SMDDP_NODE": "%r", "SMDDP_SOCKET_IFNAME": "=lo"}
 
 
 class Hosts:

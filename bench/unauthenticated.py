@@ -72,7 +72,7 @@ def connect(job: subprocess.Popen, over: threading.Event, calls: list[int]) -> N
 def measure(bench: str, *, beside: bool) -> tuple[dict[str, tuple[float, str]], int]:
     """Returns microseconds per call and wrong results by size, and the number of connections."""
     command = [bench, "all_reduce", "--nproc", "2", *SIZES]
-    job = subprocess.Popen(command, env={**os.environ, "SMDDP_SHM": "0"}, stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen(command, env={**os.environ, "SMDDP_NODE": "%r"}, stdout=subprocess.PIPE, text=True)
     over, calls = threading.Event(), [0]
     connector = threading.Thread(target=connect, args=(job, over, calls))
     if beside:

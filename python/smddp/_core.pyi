@@ -25,6 +25,7 @@ __all__ = [
     "are_stacks_enabled",
     "bench_main",
     "cuda",
+    "deprecated_settings",
     "dump",
     "fabric",
     "info",
@@ -426,6 +427,9 @@ def launched(
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Returns name, value, default, source of the value and description of every SMDDP_* setting."""
+
+def deprecated_settings() -> list[tuple[str, str, str]]:
+    """Returns name, replacement and equivalent values of the replacement, of every deprecated SMDDP_* setting."""
 
 @final
 class LogReader:

@@ -46,6 +46,7 @@ def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
         'has backend="smddp"',
         "all_gather",
         "SMDDP_ALGO",
+        "Deprecated settings",
     ):
         assert words in answer.stdout
     assert [line for line in answer.stdout.splitlines() if len(line) > 100] == []
@@ -63,6 +64,18 @@ def test_invalid_setting_is_reported_with_the_remaining_facts():
         assert found["settings"][setting]["value"] == value
         assert "backend" in found["surroundings"]["torch"]
     assert "Problems" in text.stdout
+
+
+def test_deprecated_setting_sets_its_replacement_and_warns_once():
+    answer = smddp("info", "--json", SMDDP_SHM="0", SMDDP_NODE="")
+    found = json.loads(answer.stdout)
+    assert (answer.returncode, found["problems"], found["unknown settings"]) == (0, [], {})
+    assert answer.stderr.count("SMDDP WARN SMDDP_SHM=0 is deprecated: set SMDDP_NODE=%r instead") == 1
+    assert (found["settings"]["SMDDP_NODE"]["value"], found["settings"]["SMDDP_NODE"]["from"]) == ("%r", "environment")
+    row = {"replacement": "SMDDP_NODE", "equivalents": "0: %r", "value": "0"}
+    assert found["deprecated settings"]["SMDDP_SHM"] == row
+    text = smddp("info", SMDDP_SHM="0", SMDDP_NODE="", COLUMNS="100").stdout
+    assert "0 (environment): use SMDDP_NODE (0: %r)" in text and "unknown setting" not in text
 
 
 def test_disabled_backend_discovery_is_reported():

@@ -122,7 +122,7 @@ def part_training(report: Report) -> None:
 def part_nodes(report: Report) -> None:
     few = ["torch.float32", "torch.bfloat16", "torch.int32"]
     ways = {"tcp": {"SMDDP_TRANSPORT": "tcp"}}
-    fabric = {"SMDDP_TRANSPORT": "fabric", "SMDDP_FABRIC_PROVIDER": "tcp"}
+    fabric = {"SMDDP_TRANSPORT": "fabric:tcp"}
     reason = no_libfabric()
     if reason is None:
         ways["libfabric"] = fabric

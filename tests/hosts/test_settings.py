@@ -104,36 +104,34 @@ def test_one_ranks_bad_setting_ends_all_ranks() -> None:
 FABRIC = wires.WIRES["fabric"]
 
 
-def test_unavailable_required_transport_fails_on_all_ranks() -> None:
-    """The errors list the alternatives."""
-    way = "the transport between nodes is tcp eth0 10.77.0."
-    all_raise(call(SMDDP_REQUIRE="efa"), "SMDDP_REQUIRE=efa", way, "no EFA device")
+@pytest.mark.parametrize("setting", ["SMDDP_TRANSPORT", "SMDDP_REQUIRE"])
+def test_missing_efa_fails_on_all_ranks(setting) -> None:
+    """The errors name the alternative. SMDDP_REQUIRE is deprecated."""
+    all_raise(call(**{setting: "efa"}), "SMDDP_TRANSPORT", "libfabric", "SMDDP_TRANSPORT=tcp")
 
 
 @pytest.mark.slow
-def test_fabric_does_not_satisfy_a_required_tcp() -> None:
-    outcome = call(**{**wires.settings("fabric"), "SMDDP_REQUIRE": "tcp"})
-    all_raise(outcome, "SMDDP_REQUIRE=tcp", "fabric tcp;ofi_rxm (libfabric ", "eth0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("required", ["tcp", "fabric", "tcp;ofi_rxm"])
-def test_available_required_transport_is_used(required) -> None:
-    wire = "tcp" if required == "tcp" else "fabric"
-    outcome = call(**{**wires.settings(wire), "SMDDP_REQUIRE": required})
+@pytest.mark.parametrize(
+    ("transport", "path"),
+    [("tcp", "tcp "), ("fabric:tcp", "fabric tcp;ofi_rxm "), ("fabric:tcp;ofi_rxm", "fabric tcp;ofi_rxm ")],
+)
+def test_available_transport_is_used(transport, path) -> None:
+    wires.settings("tcp" if transport == "tcp" else "fabric")
+    outcome = call(SMDDP_TRANSPORT=transport)
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
-    assert required in outcome.said[0], outcome
+    assert path in outcome.said[0], outcome
 
 
 @pytest.mark.slow
 def test_missing_libfabric_fails_on_all_ranks() -> None:
     asked = {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"}
-    all_raise(call(**asked), "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", "SMDDP_TRANSPORT=fabric", "cannot open")
+    all_raise(call(**asked), "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", "SMDDP_TRANSPORT=tcp", "cannot open")
 
 
 def test_missing_provider_is_reported_with_the_existing_ones() -> None:
-    asked = {**wires.settings("fabric"), "SMDDP_FABRIC_PROVIDER": "nosuch"}
-    all_raise(call(**asked), "SMDDP_FABRIC_PROVIDER=nosuch", "tcp;ofi_rxm", "libfabric ")
+    wires.settings("fabric")
+    outcome = call(SMDDP_TRANSPORT="fabric:nosuch")
+    all_raise(outcome, "SMDDP_TRANSPORT: ", "no provider nosuch", "tcp;ofi_rxm", "libfabric ")
 
 
 @pytest.mark.slow
@@ -164,14 +162,14 @@ def test_info_shows_the_interface_between_hosts() -> None:
     ("env", "words"),
     [
         ({"SMDDP_TRANSPORT": "shm"}, ["nothing: SMDDP_TRANSPORT=shm forbids it"]),
-        ({"SMDDP_REQUIRE": "efa"}, ["nothing: SMDDP_REQUIRE=efa, but there is tcp eth0 10.77.0."]),
+        ({"SMDDP_TRANSPORT": "efa"}, ["nothing: ", "libfabric"]),
         (
             {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"},
             ["nothing: SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1: no libfabric found"],
         ),
-        (FABRIC, ["fabric: tcp;ofi_rxm, selected by SMDDP_FABRIC_PROVIDER", "eth0 (10.77.0."]),
+        (FABRIC, ["fabric: tcp;ofi_rxm, selected by SMDDP_TRANSPORT", "eth0 (10.77.0."]),
     ],
-    ids=["forbidden", "required", "no-library", "fabric"],
+    ids=["forbidden", "no-efa", "no-library", "fabric"],
 )
 def test_info_shows_the_transport_that_settings_permit(env, words) -> None:
     if env is FABRIC:

@@ -12,8 +12,8 @@ import pytest
 
 #: Settings that select each transport.
 WIRES = {
-    "tcp": {"SMDDP_REQUIRE": "tcp"},
-    "fabric": {"SMDDP_TRANSPORT": "fabric", "SMDDP_FABRIC_PROVIDER": "tcp", "SMDDP_REQUIRE": "fabric"},
+    "tcp": {"SMDDP_TRANSPORT": "tcp"},
+    "fabric": {"SMDDP_TRANSPORT": "fabric:tcp"},
 }
 
 # The file of the libfabric that simulates EFA between processes (crates/fake-libfabric).
@@ -24,10 +24,8 @@ WAYS = {
     "shm": {},
     **WIRES,
     "efa": {
-        "SMDDP_TRANSPORT": "fabric",
+        "SMDDP_TRANSPORT": "efa",
         "SMDDP_LIBFABRIC": _EFA,
-        "SMDDP_FABRIC_PROVIDER": "efa",
-        "SMDDP_REQUIRE": "fabric",
         "FAKE_EFA_DEVICES": "2",
     },
 }

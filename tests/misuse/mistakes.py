@@ -249,15 +249,13 @@ def _settings() -> dict[str, Case]:
         "SMDDP_ALGO": ("rign", "hier-ring"),
         "SMDDP_TUNE": ("/dev/zero", "neither a table nor a file"),
         "SMDDP_SEGMENT_BYTES": ("8G", "SMDDP_STAGING_BYTES"),
-        "SMDDP_PROBE": ("yes", "one of 0, 1"),
         "SMDDP_NETWORK": ("gbit=fast", "latency_us"),
         "SMDDP_STREAM_BYTES": ("-1", "a size"),
         "SMDDP_THREADS": ("0", "1 to 64"),
         "SMDDP_SPIN_US": ("1.5", "whole microseconds"),
         "SMDDP_LEAVE_SECONDS": ("1e18", "seconds, from 0 to 1000000000"),
         "SMDDP_PEER_TIMEOUT": ("0", "1 or more"),
-        "SMDDP_TRANSPORT": ("udp", "auto, tcp, fabric, shm"),
-        "SMDDP_SHM": ("no", "one of 0, 1"),
+        "SMDDP_TRANSPORT": ("udp", "auto, efa, tcp, fabric, shm"),
         "SMDDP_SOCKET_FAMILY": ("AF_INET7", "AF_INET6"),
         "SMDDP_ENCRYPT": ("true", "one of 0, 1"),
         "SMDDP_CUDA_PATH": ("peer", "auto, ipc, host"),
@@ -271,6 +269,16 @@ def _settings() -> dict[str, Case]:
         f"{name}={value}": Case(torch_group, "ConfigError", (f'{name}="{value}"', legal, "smddp info"), {name: value})
         for name, (value, legal) in values.items()
     }
+    contradictions = [
+        ({"SMDDP_PROBE": "0"}, {"SMDDP_NETWORK": "measure"}),
+        ({"SMDDP_FABRIC_PROVIDER": "tcp"}, {"SMDDP_TRANSPORT": "efa"}),
+        ({"SMDDP_REQUIRE": "efa"}, {"SMDDP_TRANSPORT": "tcp"}),
+        ({"SMDDP_SHM": "0"}, {"SMDDP_NODE": "a"}),
+    ]
+    for old, new in contradictions:
+        (name, value), (replacement, current) = *old.items(), *new.items()
+        words = (f'{name}="{value}" contradicts {replacement}="{current}"', "deprecated")
+        found[f"deprecated {name} beside {replacement}"] = Case(torch_group, "ConfigError", words, {**old, **new})
     wrong = {"SMDDP_ALGO": "rign"}
     words = ('SMDDP_ALGO="rign"', "hier-ring")
     found["info of a setting that is not valid"] = Case(partial(cli.main, ["info"]), 1, ("Problems", *words), wrong)

@@ -36,14 +36,14 @@ def test_a_confined_rank_gets_a_group_and_logs_why_it_shares_no_memory(how, path
 
 
 def test_a_group_without_shared_memory_needs_no_memfd():
-    for status, text in confined("no-memfd", SMDDP_SHM="0"):
+    for status, text in confined("no-memfd", SMDDP_NODE="%r"):
         assert status == 0 and "over tcp" in text, text
 
 
 def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
     for status, text in confined("address-space-2-gib", CONFINED_RANK="1"):
         last = text.strip().splitlines()[-1]
-        assert status == 1 and "ulimit -v" in last and "SMDDP_SHM=0" in last, text
+        assert status == 1 and "ulimit -v" in last and "SMDDP_NODE=%r" in last, text
         assert "unix socket" not in last, "the peer is blamed: " + text
 
 

@@ -18,7 +18,6 @@ pub(crate) fn group(size: usize) -> Group {
         library: None,
         provider: None,
         local: None,
-        require: None,
     };
     let prepare = |rank| Prepared::new(rank, size, Vec::new(), &options).unwrap();
     let all: Vec<Prepared> = (0..size).map(prepare).collect();

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use smddp_transport::interface::{self, Interface, choose_from};
 
 use crate::config::network;
-use crate::config::{Config, SETTINGS};
+use crate::config::{Config, DEPRECATED, NetworkSource, SETTINGS};
 
 /// Parses settings: one per line, after a byte that selects the name.
 pub fn settings(bytes: &[u8]) {
     let names: Vec<&str> = SETTINGS
         .iter()
         .map(|s| s.name)
+        .chain(DEPRECATED.iter().map(|deprecated| deprecated.name))
         .chain(interface::NAMES)
         .chain(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
         .collect();
@@ -33,7 +34,7 @@ pub fn settings(bytes: &[u8]) {
     if let Some((rank, ranks)) = config.launch.local {
         assert!(rank < ranks, "rank {rank} of {ranks}");
     }
-    if let Some(network) = config.network {
+    if let NetworkSource::Configured(network) = config.network {
         assert!(network.latency_ns.is_finite() && network.message_ns.is_finite());
         assert!(network.bytes_per_ns.is_finite() && network.bytes_per_ns > 0.0);
     }

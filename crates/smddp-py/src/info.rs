@@ -4,7 +4,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use smddp_core::config::SETTINGS;
+use smddp_core::config::{DEPRECATED, SETTINGS};
 use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
 use smddp_rendezvous::LaunchEnvironment;
 
@@ -23,6 +23,12 @@ pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
             (s.name.to_owned(), value, s.default.to_owned(), source.to_owned(), s.description.to_owned())
         })
         .collect()
+}
+
+/// Returns name, replacement and equivalent values of the replacement, of every deprecated setting.
+#[pyfunction]
+pub(crate) fn deprecated_settings() -> Vec<(&'static str, &'static str, &'static str)> {
+    DEPRECATED.iter().map(|row| (row.name, row.replacement, row.equivalents)).collect()
 }
 
 /// Returns facts about this machine.

@@ -53,6 +53,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<log::LogReader>()?;
     module.add_class::<symmetric::SymmetricBuffer>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
+    module.add_function(wrap_pyfunction!(info::deprecated_settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
     module.add_function(wrap_pyfunction!(info::set_exact, module)?)?;
     module.add_function(wrap_pyfunction!(log::log_line, module)?)?;

@@ -14,6 +14,7 @@ _TOKEN = "SMDDP_JOB_TOKEN_FILE"
 _ACCEPTED = {
     "SMDDP_ENCRYPT": ("1",),
     "SMDDP_TRANSPORT": ("auto", "tcp", "shm"),
+    # Deprecated name, which sets SMDDP_TRANSPORT.
     "SMDDP_REQUIRE": ("", "tcp"),
 }
 

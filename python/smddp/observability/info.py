@@ -51,7 +51,8 @@ def say_paths(comm: Any) -> None:
 def collect(start_cuda: bool = False) -> dict[str, Any]:
     """Returns the version, the machine, the settings, and the open groups with their paths.
 
-    "problems" has a line for each error that hides other facts, such as an invalid setting.
+    "problems" has a line for each error that hides other facts, such as an invalid setting. "deprecated settings" maps
+    each deprecated name to its replacement, the equivalent values, and its value in the environment, or None.
     """
     native = core()
     problems = []
@@ -64,23 +65,28 @@ def collect(start_cuda: bool = False) -> dict[str, Any]:
         name: {"value": value, "default": default, "from": origin, "what": what}
         for name, value, default, origin, what in native.settings()
     }
+    deprecated = {
+        name: {"replacement": replacement, "equivalents": equivalents, "value": os.environ.get(name)}
+        for name, replacement, equivalents in native.deprecated_settings()
+    }
     return {
         "version": native.__version__,
         "core": native.__file__,
         "torch": _torch_version(),
         "problems": problems,
-        "unknown settings": _unknown(settings),
+        "unknown settings": _unknown(settings, deprecated),
         "machine": machine,
         "cuda": cuda(start_cuda),
         "settings": settings,
+        "deprecated settings": deprecated,
         "groups": _groups(),
     }
 
 
-def _unknown(settings: dict[str, Any]) -> dict[str, str | None]:
+def _unknown(settings: dict[str, Any], deprecated: dict[str, Any]) -> dict[str, str | None]:
     """Returns unknown SMDDP_ variables of the environment, each with the nearest setting, as the core warns of them."""
     others = ("SMDDP_TEST_", "SMDDP_AG_")
-    names = [name for name in os.environ if name.startswith("SMDDP_") and name not in settings]
+    names = [name for name in os.environ if name.startswith("SMDDP_") and name not in {*settings, *deprecated}]
     return {name: nearest(name, settings) for name in sorted(names) if not name.startswith(others)}
 
 

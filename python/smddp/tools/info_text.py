@@ -42,11 +42,20 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
             for name, row in found["settings"].items()
         ],
     )
+    text_lines += rows(
+        "Deprecated settings",
+        [(name, _deprecated(row)) for name, row in found["deprecated settings"].items()],
+    )
     return text_lines
 
 
 def unknown(name: str, nearest: str | None) -> str:
     return f"{name}: unknown setting{suggestion(nearest)}"
+
+
+def _deprecated(row: dict[str, Any]) -> str:
+    value = f"{row['value']} (environment): " if row["value"] else ""
+    return f"{value}use {row['replacement']} ({row['equivalents']})"
 
 
 def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:

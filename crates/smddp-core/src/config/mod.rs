@@ -1,6 +1,7 @@
 //! The table of all settings, and the only reader of the environment.
 
 pub mod cores;
+mod deprecated;
 pub mod files;
 pub mod network;
 mod transports;
@@ -13,11 +14,14 @@ use std::time::Duration;
 
 use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
-use smddp_plan::{Algorithm, Formats, Network, Settings};
+use smddp_plan::{Algorithm, Formats, Settings};
 use smddp_transport::SingleCopy;
 use smddp_transport::interface::{AddressFamily, InterfaceFilter};
-use smddp_transport::joint::InterNode;
 
+use self::deprecated::Translated;
+pub use self::deprecated::{DEPRECATED, DeprecatedSetting};
+pub use self::network::NetworkSource;
+pub use self::transports::TransportChoice;
 pub use self::values::{CanonicalOrder, DevicePath, parse_bytes};
 use self::values::{
     ToSetting, algorithm, at_least_one_second, bytes, interface_filter, micros, named, operations, optional,
@@ -36,9 +40,10 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Returns the value in the environment, if it is set and not empty.
+    /// Returns the value that this name or a deprecated one has in the environment, if it is not empty.
     pub fn environment_value(&self) -> Option<String> {
-        from_environment(self.name).filter(|value| !value.trim().is_empty())
+        let get = |name: &str| from_environment(name).filter(|value| !value.trim().is_empty());
+        Translated::read(get).ok().and_then(|translated| translated.get(self.name)).or_else(|| get(self.name))
     }
 }
 
@@ -115,12 +120,10 @@ settings! {
     SMDDP_WIRE_FORMAT = "", shared, formats: Formats = Formats::parse;
     /// bytes of a pipeline segment, at most SMDDP_STAGING_BYTES. Empty: chosen by size and number of ranks
     SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = optional(|text| Ok(bytes(64)(text)? & !63));
-    /// 0: do not measure the network between nodes when the first group that spans nodes starts; use default values.
-    /// The measurement determines segments, and algorithms of collectives that do not reduce
-    SMDDP_PROBE = "1", shared, probe: bool = named;
-    /// the network between nodes, instead of a measurement: latency_us=15,message_us=1,gbit=10 (one-way latency, time
-    /// per message, link rate of a node). Omitted values have these defaults
-    SMDDP_NETWORK = "", shared, network: Option<Network> = optional(network::parse);
+    /// the network between nodes, which determines segments, and algorithms of collectives that do not reduce.
+    /// measure: when the first group that spans nodes starts. latency_us=15,message_us=1,gbit=10: one-way latency,
+    /// time per message, link rate of a node; omitted values have these defaults. default: all of these defaults
+    SMDDP_NETWORK = "measure", shared, network: NetworkSource = network::parse;
     /// minimum bytes of an output that is written with non-temporal stores, past the caches
     SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
     /// threads that a waiting rank uses for copies and reductions of 64 KiB and more, including its own. 1: only its
@@ -137,18 +140,14 @@ settings! {
     /// seconds without any response after which a host is reported lost, while a rank waits for one of its ranks; at
     /// least 1. If a process is stopped but its host responds, calls end at their deadline only
     SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = at_least_one_second;
-    /// transport between nodes: auto (EFA if all ranks have it, tcp if none has), tcp, fabric (libfabric), or shm (an
-    /// error for ranks that cannot share memory)
-    SMDDP_TRANSPORT = "auto", shared, between: InterNode = named;
-    /// required transport between nodes: efa, tcp, fabric, or a libfabric provider. Any other one is an error
-    SMDDP_REQUIRE = "", shared, require: Option<String> = optional(|text| Ok(text.to_ascii_lowercase()));
+    /// transport between nodes: auto (EFA if all ranks have it, tcp if none has), efa (an error for ranks without it),
+    /// tcp, fabric:PROVIDER (libfabric with a provider such as `tcp` or `tcp;ofi_rxm`; fabric: efa), or shm (an error
+    /// for ranks that cannot share memory). auto:PROVIDER: auto, with that provider for EFA, such as `efa-direct`
+    SMDDP_TRANSPORT = "auto", shared, transport: TransportChoice = transports::parse;
     /// path of libfabric. Empty: the library that is loaded already, /opt/amazon/efa, then the loader's path
     SMDDP_LIBFABRIC = "", own, library: Option<PathBuf> = optional(unchanged);
-    /// libfabric provider for SMDDP_TRANSPORT=fabric, such as `tcp` or `tcp;ofi_rxm`. Empty: efa
-    SMDDP_FABRIC_PROVIDER = "", shared, provider: Option<String> = optional(unchanged);
-    /// 0: ranks of one host do not share memory; each one is a separate node
-    SMDDP_SHM = "1", shared, shm: bool = named;
-    /// node name. Ranks of one host with different names are treated as different nodes
+    /// node name. Ranks of one host with different names are treated as different nodes. With %r, the rank, each rank
+    /// is a separate node, and ranks do not share memory
     SMDDP_NODE = "", own, node: Option<String> = optional(unchanged);
     /// network interfaces between nodes, as in NCCL: `eth,ens` (prefixes), `=eth0` (exact names), `^docker,lo`
     /// (excluded). Empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest interface that is up
@@ -229,13 +228,10 @@ impl Config {
         static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
         CONFIG
             .get_or_init(|| {
-                let config = Config::read(from_environment)?;
+                let (config, deprecated) = Config::read_with_warnings(from_environment)?;
                 log::open(config.debug, config.debug_file.clone(), config.launch.rank.clone());
-                for warning in
-                    unknown_names(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
-                {
-                    log::say(Level::Warn, &warning);
-                }
+                let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+                deprecated.iter().chain(&unknown_names(names)).for_each(|text| log::say(Level::Warn, text));
                 Ok(config)
             })
             .as_ref()
@@ -285,8 +281,18 @@ impl Config {
     }
 
     /// Reads settings from any source. An empty value counts as unset.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an invalid value, or for values that contradict each other.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
-        let get = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        Ok(Self::read_with_warnings(lookup)?.0)
+    }
+
+    /// Reads settings, and returns a warning for each deprecated name in use.
+    fn read_with_warnings(lookup: impl Fn(&str) -> Option<String>) -> Result<(Config, Vec<String>)> {
+        let set = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let translated = Translated::read(set)?;
+        let get = |name: &str| translated.get(name).or_else(|| set(name));
         let mut config = Self::read_table(get)?;
         if config.interface.value.is_none() {
             // Names that other libraries use are accepted, too.
@@ -304,14 +310,20 @@ impl Config {
             let want = "unset it with SMDDP_CANONICAL_ORDER=1, since compression rounds differently for each node layout";
             return Err(invalid_value("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));
         }
-        Ok(config)
+        Ok((config, translated.warnings().collect()))
     }
+}
+
+/// Returns true for a node name that differs for each rank (`SMDDP_NODE`).
+fn is_rank_node(node: &str) -> bool {
+    node.contains("%r")
 }
 
 /// Returns a warning for every unknown `SMDDP_*` name, with a similar setting.
 fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
     names
         .filter(|name| name.starts_with("SMDDP_") && !SETTINGS.iter().any(|s| s.name == name))
+        .filter(|name| !DEPRECATED.iter().any(|deprecated| deprecated.name == name))
         // Names of the tests and of the historic library are known.
         .filter(|name| !name.starts_with("SMDDP_TEST_") && !name.starts_with("SMDDP_AG_"))
         .map(|name| {
@@ -323,6 +335,8 @@ fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use smddp_plan::Network;
+
     use super::*;
 
     #[test]
@@ -333,8 +347,12 @@ mod tests {
             let default = if setting.default.is_empty() { "-" } else { setting.default };
             format!("| `{}` | `{default}` | {} |\n", setting.name, setting.description.replace('|', "\\|"))
         };
+        let deprecated = |row: &DeprecatedSetting| {
+            format!("| `{}` | `{}` | {} |\n", row.name, row.replacement, row.equivalents)
+        };
         let page = include_str!("../../../../docs/settings.md");
-        assert!(page.ends_with(&settings.iter().map(row).collect::<String>()), "run `make docs`");
+        assert!(page.contains(&settings.iter().map(row).collect::<String>()), "run `make docs`");
+        assert!(page.ends_with(&DEPRECATED.iter().map(deprecated).collect::<String>()), "run `make docs`");
     }
 
     fn with(pairs: &[(&str, &str)]) -> Result<Config> {
@@ -381,8 +399,9 @@ mod tests {
             ("SMDDP_SPIN_US", "18446744073709551615"),
             ("SMDDP_TUNE", "/dev/zero"),
             ("SMDDP_TUNE", "/dev"),
-            ("SMDDP_PROBE", "no"),
             ("SMDDP_NETWORK", "gbit=fast"),
+            ("SMDDP_TRANSPORT", "fabric:"),
+            ("SMDDP_TRANSPORT", "tcp:efa"),
         ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(name) && text.to_lowercase().contains(value), "{text}");
@@ -397,6 +416,7 @@ mod tests {
             ("SMDDP_DEBUG", "INFOS", "INFO"),
             ("SMDDP_ALGO", "rign", "ring"),
             ("SMDDP_TRANSPORT", "fabrik", "fabric"),
+            ("SMDDP_NETWORK", "mesure", "measure"),
         ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(&format!("did you mean {meant}?")), "{text}");
@@ -409,15 +429,13 @@ mod tests {
 
     #[test]
     fn network_is_measured_unless_configured_or_disabled() {
-        let Config { probe, network, .. } = with(&[]).unwrap();
-        assert_eq!((probe, network), (true, None));
-        assert!(!with(&[("SMDDP_PROBE", "0")]).unwrap().probe);
-        let network = with(&[("SMDDP_NETWORK", "gbit=10, latency_us=2.5")]).unwrap().network;
-        assert_eq!(network, Some(Network { latency_ns: 2_500.0, bytes_per_ns: 1.25, ..Network::ASSUMED }));
+        let of = |text| with(&[("SMDDP_NETWORK", text)]).unwrap().network;
+        assert_eq!((of(""), of("measure")), (NetworkSource::Measured, NetworkSource::Measured));
+        assert_eq!(of("Default"), NetworkSource::Default);
+        let network = Network { latency_ns: 2_500.0, bytes_per_ns: 1.25, ..Network::ASSUMED };
+        assert_eq!(of("gbit=10, latency_us=2.5"), NetworkSource::Configured(network));
         // Ranks with different models would choose different segments.
-        for name in ["SMDDP_PROBE", "SMDDP_NETWORK"] {
-            assert!(SETTINGS.iter().any(|s| s.name == name && s.shared));
-        }
+        assert!(SETTINGS.iter().any(|s| s.name == "SMDDP_NETWORK" && s.shared));
     }
 
     #[test]

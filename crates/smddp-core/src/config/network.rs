@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use smddp_plan::Network;
+use smddp_plan::names::did_you_mean;
 use smddp_transport::fork::PerProcess;
 
 use crate::sync::lock;
@@ -61,8 +62,31 @@ fn format_value(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Parses `latency_us=15,message_us=1,gbit=10`. Omitted values have the default. The error names the expected form.
-pub(crate) fn parse(text: &str) -> Result<Network, String> {
+/// Source of a group's network model (`SMDDP_NETWORK`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NetworkSource {
+    /// Measurement by the first group that spans nodes.
+    Measured,
+    /// Built-in default.
+    Default,
+    Configured(Network),
+}
+
+/// Parses `measure`, `default` or `latency_us=15,message_us=1,gbit=10`. The error names the expected form.
+pub(crate) fn parse(text: &str) -> Result<NetworkSource, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "measure" => Ok(NetworkSource::Measured),
+        "default" => Ok(NetworkSource::Default),
+        _ if text.contains('=') => parse_values(text).map(NetworkSource::Configured),
+        _ => Err(format!(
+            "measure, default, or latency_us=..,message_us=..,gbit=..{}",
+            did_you_mean(text, ["measure", "default"])
+        )),
+    }
+}
+
+/// Parses `latency_us=15,message_us=1,gbit=10`. Omitted values have the default.
+fn parse_values(text: &str) -> Result<Network, String> {
     let mut network = Network::ASSUMED;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let want = || {
@@ -183,11 +207,12 @@ mod tests {
     #[test]
     fn invalid_network_error_names_the_invalid_part() {
         for (text, part) in
-            [("gbit=10,speed=3", "speed=3"), ("latency_us", "latency_us"), ("gbit=0", "gbit=0")]
+            [("gbit=10,speed=3", "speed=3"), ("gbit=1,latency_us", "latency_us"), ("gbit=0", "gbit=0")]
         {
             assert!(parse(text).unwrap_err().contains(&format!("{part:?}")));
         }
-        assert_eq!(parse("message_us=0").unwrap().message_ns, 0.0);
+        assert!(parse("latency_us").unwrap_err().contains("latency_us=.."));
+        assert_eq!(parse_values("message_us=0").unwrap().message_ns, 0.0);
     }
 
     #[test]

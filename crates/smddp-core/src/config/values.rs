@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
-use smddp_plan::{Algorithm, Formats, Network};
+use smddp_plan::{Algorithm, Formats};
 use smddp_transport::SingleCopy;
 use smddp_transport::interface::{self, AddressFamily, InterfaceFilter};
-use smddp_transport::joint::InterNode;
 
-use crate::config::files;
+use crate::config::{NetworkSource, TransportChoice, files};
 use crate::log::Level;
 
 /// A value, or the description of the expected value.
@@ -135,11 +134,6 @@ impl NamedValue for bool {
     const NAMES: &'static [(&'static str, Self)] = &[("0", false), ("1", true)];
 }
 
-impl NamedValue for InterNode {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("tcp", Self::Tcp), ("fabric", Self::Fabric), ("shm", Self::Nothing)];
-}
-
 impl NamedValue for AddressFamily {
     const NAMES: &'static [(&'static str, Self)] =
         &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
@@ -236,9 +230,14 @@ to_setting! {
     /// The content of the table: a file name does not identify it.
     Table: |table| table.to_string();
     Formats: |formats| formats.to_string();
-    Network: |network| {
-        let (latency, message) = (network.latency_ns / 1e3, network.message_ns / 1e3);
-        format!("latency_us={latency},message_us={message},gbit={}", network.bytes_per_ns * 8.0)
+    TransportChoice: |choice| choice.to_string();
+    NetworkSource: |source| match source {
+        NetworkSource::Measured => "measure".to_owned(),
+        NetworkSource::Default => "default".to_owned(),
+        NetworkSource::Configured(network) => {
+            let (latency, message) = (network.latency_ns / 1e3, network.message_ns / 1e3);
+            format!("latency_us={latency},message_us={message},gbit={}", network.bytes_per_ns * 8.0)
+        }
     };
 }
 
@@ -263,8 +262,9 @@ mod tests {
             ("SMDDP_NETWORK", "gbit=10,latency_us=2.5", " latency_us=2.50, gbit=10.0"),
             ("SMDDP_TRANSPORT", "tcp", " tcp"),
             ("SMDDP_TRANSPORT", "auto", ""),
-            ("SMDDP_REQUIRE", "efa", "EFA "),
-            ("SMDDP_PROBE", "1", ""),
+            ("SMDDP_TRANSPORT", "efa", "Fabric:efa "),
+            ("SMDDP_TRANSPORT", "efa", "fabric"),
+            ("SMDDP_NETWORK", "measure", ""),
             ("SMDDP_SOCKET_FAMILY", "AF_INET", "af_inet"),
         ] {
             assert_eq!(with(&[(name, one)]), with(&[(name, other)]), "{name}={one:?} and {other:?}");
@@ -281,12 +281,12 @@ mod tests {
             ("SMDDP_TUNE", "all_reduce:0-32k:@tree"),
             ("SMDDP_WIRE_FORMAT", "int8"),
             ("SMDDP_SEGMENT_BYTES", "64k"),
-            ("SMDDP_PROBE", "0"),
+            ("SMDDP_NETWORK", "default"),
             ("SMDDP_NETWORK", "gbit=3"),
             ("SMDDP_TRANSPORT", "tcp"),
-            ("SMDDP_REQUIRE", "efa"),
-            ("SMDDP_FABRIC_PROVIDER", "tcp"),
-            ("SMDDP_SHM", "0"),
+            ("SMDDP_TRANSPORT", "efa"),
+            ("SMDDP_TRANSPORT", "fabric:tcp"),
+            ("SMDDP_TRANSPORT", "auto:efa-direct"),
             ("SMDDP_SOCKET_FAMILY", "AF_INET6"),
             ("SMDDP_ENCRYPT", "1"),
             ("SMDDP_CUDA_PATH", "host"),
@@ -296,6 +296,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 15, "a shared setting is missing in the list above");
+        assert_eq!(with(&[]).len(), 11, "a shared setting is missing in the list above");
     }
 }

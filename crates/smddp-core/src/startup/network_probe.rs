@@ -15,6 +15,7 @@ use smddp_plan::{Network, Topology};
 
 use crate::call::types::DType;
 use crate::communicator::{Communicator, Options, Work};
+use crate::config::NetworkSource;
 use crate::config::network::{self, NetworkEstimate, Origin, VALUES, quantise, slower};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -44,11 +45,11 @@ pub(crate) fn set_network_estimate(
     timeout: Duration,
 ) -> Result<()> {
     let (config, begun) = (comm.config(), Instant::now());
-    let (network, origin) = match (config.network, config.probe, shared) {
-        (Some(network), ..) => (network, Origin::Configured),
-        (None, false, _) => (Network::ASSUMED, Origin::Default),
-        (None, true, Some(network)) => (network, Origin::Earlier),
-        (None, true, None) => {
+    let (network, origin) = match (config.network, shared) {
+        (NetworkSource::Configured(network), _) => (network, Origin::Configured),
+        (NetworkSource::Default, _) => (Network::ASSUMED, Origin::Default),
+        (NetworkSource::Measured, Some(network)) => (network, Origin::Earlier),
+        (NetworkSource::Measured, None) => {
             let until = after(begun, timeout);
             let found = measure(&Messenger { comm, until }, comm.topology())
                 .map_err(with_purpose)
@@ -72,7 +73,7 @@ fn with_purpose(mut error: Error) -> Error {
     if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { reason: what, .. } =
         &mut error
     {
-        *what = format!("measuring the network between nodes (SMDDP_PROBE=0 disables it): {what}");
+        *what = format!("measuring the network between nodes (SMDDP_NETWORK=default disables it): {what}");
     }
     error
 }

@@ -129,7 +129,6 @@ pub(crate) fn means(node: Option<String>) -> TransportOptions {
         library: None,
         provider: None,
         local: None,
-        require: None,
     }
 }
 

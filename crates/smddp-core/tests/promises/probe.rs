@@ -56,7 +56,7 @@ fn ranks_agree_on_the_measurement_and_later_groups_reuse_it() {
 
 #[test]
 fn default_or_configured_network_is_used_without_a_probe() {
-    let [world, half, _] = run_six_ranks(&[("SMDDP_PROBE", "0")]);
+    let [world, half, _] = run_six_ranks(&[("SMDDP_NETWORK", "default")]);
     for network in world.iter().chain(&half) {
         assert_eq!(network, "between nodes: 15 us, 1 us a message, 9.6 Gbit/s a node (assumed)");
     }
@@ -85,10 +85,13 @@ fn absent(me: &RankProcess) {
 
 #[test]
 fn missing_rank_is_reported_by_the_probes_timeout() {
-    let settings = [("SMDDP_SOCKET_IFNAME", "=lo"), ("SMDDP_SHM", "0"), ("SMDDP_TEST_ABSENT", "1")];
+    let settings = [("SMDDP_SOCKET_IFNAME", "=lo"), ("SMDDP_NODE", "%r"), ("SMDDP_TEST_ABSENT", "1")];
     let mut ranks = start("probe", 2, &settings, 2 * TIMEOUT);
     let text = ranks.wait_for(0, "error").text;
-    assert!(text.contains("measuring the network between nodes (SMDDP_PROBE=0 disables it)"), "{text}");
+    assert!(
+        text.contains("measuring the network between nodes (SMDDP_NETWORK=default disables it)"),
+        "{text}"
+    );
     assert!(text.contains("rank 1") && text.contains("Timed out"), "{text}");
     ranks.finish(0..2);
 }

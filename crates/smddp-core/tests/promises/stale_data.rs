@@ -150,7 +150,7 @@ fn run_seeds(ranks: usize, environment: &[(&str, &str)], seeds: usize) {
 }
 
 const SHM: &[(&str, &str)] = &[];
-const TCP: &[(&str, &str)] = &[("SMDDP_SHM", "0"), ("SMDDP_SOCKET_IFNAME", "=lo")];
+const TCP: &[(&str, &str)] = &[("SMDDP_NODE", "%r"), ("SMDDP_SOCKET_IFNAME", "=lo")];
 
 #[test]
 fn data_of_an_earlier_group_does_not_reach_a_later_one() {

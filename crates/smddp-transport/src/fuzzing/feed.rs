@@ -37,7 +37,6 @@ pub(crate) fn options(rank: usize) -> TransportOptions {
         library: None,
         provider: None,
         local: None,
-        require: None,
     }
 }
 

@@ -228,6 +228,6 @@ fn apart(a: &RankInfo, b: &RankInfo) -> &'static str {
     } else if a.uid != b.uid {
         "they run as different users"
     } else {
-        "SMDDP_NODE or SMDDP_SHM says so, or a limit of one of these processes, which logged a warning"
+        "SMDDP_NODE says so, or a limit of one of these processes, which logged a warning"
     }
 }

@@ -32,11 +32,9 @@ pub struct TransportOptions {
     pub inter_node: InterNode,
     /// Encrypts the data between nodes.
     pub encrypts: bool,
-    /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
+    /// Path of libfabric (`SMDDP_LIBFABRIC`), and its provider. `None`: efa.
     pub library: Option<PathBuf>,
     pub provider: Option<String>,
     /// This rank's index on its host and the number of ranks there, if the launcher sets them.
     pub local: Option<(usize, usize)>,
-    /// Required transport between nodes ("tcp", "fabric" or the name of a provider). Any other is an error.
-    pub require: Option<String>,
 }

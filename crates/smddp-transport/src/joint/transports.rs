@@ -89,7 +89,7 @@ impl LocalTransports {
         if fabric && let Some((rank_info, reason)) = missing {
             let advice = match options.inter_node {
                 InterNode::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp uses sockets for all",
-                _ => "SMDDP_TRANSPORT=fabric is set; SMDDP_TRANSPORT=tcp needs no libfabric",
+                _ => "SMDDP_TRANSPORT requires libfabric; SMDDP_TRANSPORT=tcp needs none",
             };
             return Err(format!("{}: {reason}. {advice}", rank_info.name()));
         }
@@ -136,17 +136,6 @@ impl LocalTransports {
             log_lines.push(format!("tcp {}", listeners.interface()));
             Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
         };
-        if let Some(required) = &options.require {
-            let path = wire.name();
-            if !path.split([' ', ',']).any(|part| part == required) {
-                let reason = missing.map_or_else(String::new, |(rank_info, reason)| {
-                    format!("; {}: {reason}", rank_info.name())
-                });
-                return Err(format!(
-                    "SMDDP_REQUIRE={required}, but the transport between nodes is {path}{reason}"
-                ));
-            }
-        }
         Ok((RemoteParts { wire, sideband: listeners, liveness: watches }, log_lines))
     }
 }

@@ -150,7 +150,7 @@ fn connect_process(
         let ended = ended && same_domain;
         // A limit of this process: the other process is healthy.
         let reason = if error.kind() == ErrorKind::OutOfMemory {
-            format!("{error}; or set SMDDP_SHM=0 for all ranks to go over the network")
+            format!("{error}; or set SMDDP_NODE=%r for all ranks to go over the network")
         } else if rank_info.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if rank_info.uid != mine.uid {
@@ -158,7 +158,7 @@ fn connect_process(
         } else if ended {
             format!("its unix socket is closed ({error})")
         } else {
-            format!("its unix socket fails ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
+            format!("its unix socket fails ({error}). Its log names the reason; SMDDP_NODE=%r uses the network instead")
         };
         Unreachable { ended, ..fail(reason) }
     })

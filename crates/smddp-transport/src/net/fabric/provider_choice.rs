@@ -17,7 +17,7 @@ use crate::process::undisturbed;
 pub struct Settings {
     /// `SMDDP_LIBFABRIC`: path of the library.
     pub library: Option<PathBuf>,
-    /// `SMDDP_FABRIC_PROVIDER`: "efa", "efa-direct", "tcp;ofi_rxm", "tcp", "net".
+    /// Provider of `SMDDP_TRANSPORT`: "efa", "efa-direct", "tcp;ofi_rxm", "tcp", "net". `None`: efa.
     pub provider: Option<String>,
     /// Address of the interface that IP providers use.
     pub address: Option<IpAddr>,
@@ -38,9 +38,9 @@ pub enum ProviderError {
     #[error(
         "{}libfabric {version} at {path} has no provider {} for reliable datagrams with one-sided operations; it has \
          {found}{}",
-        named("SMDDP_FABRIC_PROVIDER", asked.as_deref()),
+        asked.as_ref().map_or("", |_| "SMDDP_TRANSPORT: "),
         asked.as_deref().unwrap_or(DEFAULT),
-        if asked.is_none() { " (SMDDP_FABRIC_PROVIDER takes another)" } else { "" }
+        if asked.is_none() { " (SMDDP_TRANSPORT=fabric:PROVIDER selects another)" } else { "" }
     )]
     NoProvider { asked: Option<String>, found: String, version: Version, path: String },
     #[error("provider {provider} has no device with the address {address}; it has {found}")]
@@ -86,7 +86,7 @@ pub fn choose_provider(settings: &Settings) -> (Result<Provider, ProviderError>,
     lines.push(match &result {
         Ok(choice) => {
             let reason = match &settings.provider {
-                Some(_) => "selected by SMDDP_FABRIC_PROVIDER",
+                Some(_) => "selected by SMDDP_TRANSPORT",
                 None => "the default where it is present",
             };
             format!("fabric: {}, {reason}; rails: {}", choice.provider, choice.rails().join(", "))

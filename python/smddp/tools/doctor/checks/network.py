@@ -55,9 +55,7 @@ def libfabric(facts: Facts) -> Finding:
         f"{name}={setting[name]}"
         for name, tcp in (
             ("SMDDP_TRANSPORT", ("auto", "tcp", "shm")),
-            ("SMDDP_REQUIRE", ("tcp",)),
             ("SMDDP_LIBFABRIC", ()),
-            ("SMDDP_FABRIC_PROVIDER", ()),
         )
         if setting.get(name) and setting[name].lower() not in tcp
     ]
