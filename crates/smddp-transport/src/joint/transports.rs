@@ -125,6 +125,9 @@ impl LocalTransports {
                 }
             });
             watches = listeners.clone().map(ProcessLiveness::new);
+            if watches.is_some() {
+                wire.set_watched();
+            }
             Box::new(wire)
         } else {
             let Some(listeners) = listeners.clone() else {
@@ -137,7 +140,7 @@ impl LocalTransports {
             Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
         };
         if let Some(required) = &options.require {
-            let path = wire.name();
+            let path = &wire.capabilities().name;
             if !path.split([' ', ',']).any(|part| part == required) {
                 let reason = missing.map_or_else(String::new, |(rank_info, reason)| {
                     format!("; {}: {reason}", rank_info.name())
