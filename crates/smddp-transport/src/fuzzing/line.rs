@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::lock;
-use crate::net::frame::{CLASSES, Frame};
-use crate::net::wire::{Broken, INLINE_PAYLOAD, Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, CLASSES, Classes, Frame};
+use crate::net::wire::{
+    Capabilities, Close, ConnectionStats, INLINE_PAYLOAD, Payload, PeerState, Sink, Target, Ticket, Wire,
+};
 
 /// Maximum frames per class whose payloads are in transfer.
 const AHEAD: usize = 4;
@@ -34,27 +36,35 @@ pub(super) enum Order {
 pub(crate) struct Line {
     /// ChannelState frames by peer and class.
     pub(super) inbound: Vec<[VecDeque<Item>; CLASSES]>,
-    /// (ticket, payload, bytes) of incomplete sends.
-    pub(crate) outbound: Vec<(Ticket, *const u8, usize)>,
+    /// (ticket, borrowed payload, its bytes) of incomplete sends.
+    pub(crate) outbound: Vec<(Option<Ticket>, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
-    /// Transfers payloads from and to unregistered memory.
-    pub(crate) copies: bool,
 }
 
 // SAFETY: addresses of the rank's memory; one thread uses both.
 unsafe impl Send for Line {}
 
 #[derive(Clone)]
-pub(crate) struct Shared(pub(super) Arc<Mutex<Line>>);
+pub(crate) struct Shared {
+    line: Arc<Mutex<Line>>,
+    capabilities: Capabilities,
+    peers: Vec<PeerState>,
+}
 
 impl Shared {
-    pub(crate) fn new(size: usize) -> Self {
+    /// `copies_payloads`: the wire transfers payloads from and to unregistered memory.
+    pub(crate) fn new(size: usize, copies_payloads: bool) -> Self {
         let inbound = (0..size).map(|_| Default::default()).collect();
-        Self(Arc::new(Mutex::new(Line { inbound, ..Line::default() })))
+        let (name, drain_grace) = ("a script".to_owned(), Duration::ZERO);
+        Self {
+            line: Arc::new(Mutex::new(Line { inbound, ..Line::default() })),
+            capabilities: Capabilities { name, copies_payloads, drain_grace },
+            peers: vec![PeerState::default(); size],
+        }
     }
 
     pub(crate) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
-        of(&mut lock(&self.0))
+        of(&mut lock(&self.line))
     }
 }
 
@@ -84,7 +94,7 @@ impl Line {
             }
             Order::Sent(which) => {
                 if let Some(at) = which.checked_rem(self.outbound.len()) {
-                    sink.sent(self.outbound.swap_remove(at).0);
+                    self.outbound.swap_remove(at).0.into_iter().for_each(|ticket| sink.sent(ticket));
                 }
             }
         }
@@ -103,20 +113,22 @@ impl Line {
 }
 
 impl Wire for Shared {
-    fn name(&self) -> String {
-        "a script".to_owned()
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
     }
 
-    unsafe fn send(&mut self, _: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.with(|line| line.outbound.push((ticket, payload, frame.bytes as usize)));
-    }
-
-    unsafe fn post(&mut self, _: usize, _: &Frame, _: *const u8) {
-        assert!(self.copies(), "unregistered payload on a wire that does not copy");
-    }
-
-    fn copies(&self) -> bool {
-        self.with(|line| line.copies)
+    unsafe fn send(&mut self, _: usize, frame: &Frame, payload: Payload) {
+        let bytes = frame.bytes as usize;
+        let send = match payload {
+            Payload::None => (None, std::ptr::null(), 0),
+            Payload::Borrowed { at, ticket } => (Some(ticket), at, bytes),
+            Payload::Copied { .. } => {
+                let allowed = bytes <= INLINE_PAYLOAD || self.capabilities.copies_payloads;
+                assert!(allowed, "unregistered payload on a wire that does not copy");
+                (None, std::ptr::null(), 0)
+            }
+        };
+        self.with(|line| line.outbound.push(send));
     }
 
     fn release_user_buffers(&mut self) {
@@ -136,17 +148,31 @@ impl Wire for Shared {
         })
     }
 
-    fn watch(&mut self, _: usize, _: bool, _: Instant) {}
+    fn flush(&mut self, _: &mut dyn Sink) {}
 
-    fn broken(&self) -> Vec<Broken> {
-        Vec::new()
+    fn check(&mut self, _: Instant, _: &[usize]) {}
+
+    fn peers(&mut self) -> &[PeerState] {
+        &self.peers
     }
 
-    fn interest(&self, _: &mut Vec<(RawFd, i16)>) -> bool {
+    fn connection_stats(&self, _: usize) -> ConnectionStats {
+        ConnectionStats::default()
+    }
+
+    fn wait_sources(&self, _: &mut Vec<(RawFd, i16)>) -> bool {
         true
     }
 
-    fn drained(&self) -> bool {
+    fn is_flushed(&self, _: Classes) -> bool {
         self.with(|line| line.outbound.is_empty())
+    }
+
+    fn relocate(&mut self, _: &dyn Fn(*mut u8) -> *mut u8) {}
+
+    fn set_in_flight(&mut self, _: usize) {}
+
+    fn close(&mut self, _: Close) -> bool {
+        self.is_flushed(ALL_CLASSES)
     }
 }

@@ -33,9 +33,7 @@ pub fn messages(bytes: &[u8]) {
 
 fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
     let mut script = Script::new(bytes);
-    let line = Shared::new(SIZE);
-    let copies = script.yes();
-    line.with(|line| line.copies = copies);
+    let line = Shared::new(SIZE, script.yes());
     let mut rank = Rank::new(Box::new(line.clone()));
     while let Some(action) = script.step() {
         match action % 8 {

@@ -184,7 +184,7 @@ pub(super) fn group(
 ) -> Result<Group, JoinError> {
     let local = shm.connect(here.iter().map(|&rank| rank_infos[rank].clone()).collect())?;
     let parts = parts.filter(|_| here.len() < rank_infos.len());
-    let copies = parts.as_ref().is_some_and(|parts| parts.wire.copies());
+    let copies = parts.as_ref().is_some_and(|parts| parts.wire.capabilities().copies_payloads);
     let net = parts.zip(local.home());
     let net = net
         .map(|(parts, (endpoint, nonce))| RemoteChannels::new(me, rank_infos.len(), parts, endpoint, nonce));

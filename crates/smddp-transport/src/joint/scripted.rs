@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Broken, Sink, Ticket, Wire};
+use crate::net::frame::{Classes, Frame, Kind};
+use crate::net::wire::{Capabilities, Close, ConnectionStats, Payload, PeerState, Sink, Ticket, Wire};
 
 /// Faults of a rank's wire to other nodes. The default injects none.
 #[derive(Clone, Debug, Default)]
@@ -28,16 +28,23 @@ pub(super) struct Scripted {
     wire: Option<Box<dyn Wire>>,
     script: WireScript,
     messages: u64,
-    name: String,
-    /// Destination of the last message.
-    last_peer: usize,
+    capabilities: Capabilities,
+    /// States of the peers once the rank has died: it reports the destination of its last message as lost.
+    lost: Vec<PeerState>,
     /// Tickets of messages that were not sent because the rank had died.
     unsent: Vec<Ticket>,
 }
 
 impl Scripted {
     pub(super) fn new(wire: Box<dyn Wire>, script: WireScript) -> Self {
-        Self { name: wire.name(), wire: Some(wire), script, messages: 0, last_peer: 0, unsent: Vec::new() }
+        Self {
+            capabilities: wire.capabilities().clone(),
+            wire: Some(wire),
+            script,
+            messages: 0,
+            lost: Vec::new(),
+            unsent: Vec::new(),
+        }
     }
 
     /// Counts a sent frame and applies the script.
@@ -46,8 +53,13 @@ impl Scripted {
         if frame.kind == Kind::Abort {
             self.script.aborted.fetch_add(1, Ordering::SeqCst);
         }
-        if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
-            (self.wire, self.last_peer) = (None, peer);
+        if self.script.death.is_some_and(|death| death <= self.messages)
+            && let Some(mut wire) = self.wire.take()
+        {
+            self.lost = vec![PeerState::default(); wire.peers().len()];
+            self.lost[peer].broken = Some("this rank has died by script".to_owned());
+            // Reported at once.
+            self.capabilities.drain_grace = Duration::ZERO;
         }
     }
 
@@ -62,24 +74,17 @@ impl Scripted {
 }
 
 impl Wire for Scripted {
-    fn name(&self) -> String {
-        self.name.clone()
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
     }
 
-    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: Payload) {
         self.record_send(peer, frame);
-        match &mut self.wire {
+        match (&mut self.wire, payload) {
             // SAFETY: the caller fulfils the same contract.
-            Some(wire) => unsafe { wire.send(peer, frame, payload, ticket) },
-            None => self.unsent.push(ticket),
-        }
-    }
-
-    unsafe fn post(&mut self, peer: usize, frame: &Frame, payload: *const u8) {
-        self.record_send(peer, frame);
-        if let Some(wire) = &mut self.wire {
-            // SAFETY: the caller fulfils the same contract.
-            unsafe { wire.post(peer, frame, payload) };
+            (Some(wire), _) => unsafe { wire.send(peer, frame, payload) },
+            (None, Payload::Borrowed { ticket, .. }) => self.unsent.push(ticket),
+            (None, Payload::None | Payload::Copied { .. }) => {}
         }
     }
 
@@ -90,39 +95,28 @@ impl Wire for Scripted {
         moved || self.script.busy
     }
 
-    fn push(&mut self, sink: &mut dyn Sink) {
-        self.wire.iter_mut().for_each(|wire| wire.push(sink));
+    fn flush(&mut self, sink: &mut dyn Sink) {
+        self.wire.iter_mut().for_each(|wire| wire.flush(sink));
     }
 
-    fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {
-        self.wire.iter_mut().for_each(|wire| wire.watch(peer, elsewhere, now));
+    fn check(&mut self, now: Instant, waiting: &[usize]) {
+        self.wire.iter_mut().for_each(|wire| wire.check(now, waiting));
     }
 
-    fn check(&mut self, now: Instant) {
-        self.wire.iter_mut().for_each(|wire| wire.check(now));
+    fn peers(&mut self) -> &[PeerState] {
+        self.wire.as_mut().map_or(&self.lost, |wire| wire.peers())
     }
 
-    fn broken(&self) -> Vec<Broken> {
-        match &self.wire {
-            Some(wire) => wire.broken(),
-            None => vec![Broken { peer: self.last_peer, reason: "this rank has died by script".to_owned() }],
-        }
+    fn connection_stats(&self, peer: usize) -> ConnectionStats {
+        self.wire.as_ref().map_or_else(ConnectionStats::default, |wire| wire.connection_stats(peer))
     }
 
-    fn drain_grace(&self) -> Duration {
-        self.wire.as_ref().map_or(Duration::ZERO, |wire| wire.drain_grace())
+    fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.wait_sources(fds))
     }
 
-    fn messages_drained(&self) -> bool {
-        self.wire.as_ref().is_none_or(|wire| wire.messages_drained())
-    }
-
-    fn local_error(&self) -> Option<(usize, String)> {
-        self.wire.as_ref()?.local_error()
-    }
-
-    fn copies(&self) -> bool {
-        self.wire.as_ref().is_some_and(|wire| wire.copies())
+    fn is_flushed(&self, classes: Classes) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.is_flushed(classes))
     }
 
     fn release_user_buffers(&mut self) {
@@ -133,35 +127,11 @@ impl Wire for Scripted {
         self.wire.iter_mut().for_each(|wire| wire.relocate(moved));
     }
 
-    fn round_trip(&self, peer: usize) -> Option<Duration> {
-        self.wire.as_ref()?.round_trip(peer)
+    fn set_in_flight(&mut self, bytes: usize) {
+        self.wire.iter_mut().for_each(|wire| wire.set_in_flight(bytes));
     }
 
-    fn unacknowledged(&self) -> Vec<(usize, u32)> {
-        self.wire.as_ref().map_or_else(Vec::new, |wire| wire.unacknowledged())
-    }
-
-    fn expect(&mut self, bytes: usize) {
-        self.wire.iter_mut().for_each(|wire| wire.expect(bytes));
-    }
-
-    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        self.wire.as_ref().is_none_or(|wire| wire.interest(fds))
-    }
-
-    fn drained(&self) -> bool {
-        self.wire.as_ref().is_none_or(|wire| wire.drained())
-    }
-
-    fn abandon(&mut self) {
-        self.wire.iter_mut().for_each(|wire| wire.abandon());
-    }
-
-    fn finish(&mut self) -> bool {
-        self.wire.as_mut().is_none_or(|wire| wire.finish())
-    }
-
-    fn close(&mut self) {
-        self.wire.iter_mut().for_each(|wire| wire.close());
+    fn close(&mut self, how: Close) -> bool {
+        self.wire.as_mut().is_none_or(|wire| wire.close(how))
     }
 }

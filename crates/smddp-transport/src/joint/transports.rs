@@ -125,6 +125,9 @@ impl LocalTransports {
                 }
             });
             watches = listeners.clone().map(ProcessLiveness::new);
+            if watches.is_some() {
+                wire.set_watched();
+            }
             Box::new(wire)
         } else {
             let Some(listeners) = listeners.clone() else {

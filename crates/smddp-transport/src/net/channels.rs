@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::state::{ChannelState, PeerRecord};
-use super::frame::{Frame, Kind};
+use super::frame::{ALL_CLASSES, Frame, Kind};
 use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
 use super::messages::{QueuedMessage, RemoteMessages};
 use super::tcp::{ProcessLiveness, Sideband};
-use super::wire::{Ticket, Wire};
+use super::wire::{Payload, Ticket, Wire};
 use crate::fork;
 use crate::process::{Endpoint, StagingMemory};
 use crate::{CallFingerprint, MessageTransport, Mismatch};
@@ -62,6 +62,8 @@ pub(crate) struct RemoteChannels {
     state: ChannelState,
     aborted: bool,
     left_group: bool,
+    /// Ranks for which this rank waits outside of this group, until the next check for faults.
+    watched: Vec<usize>,
     /// State for the operation in progress.
     wait_notice: WaitNotice,
     forks: u32,
@@ -69,7 +71,7 @@ pub(crate) struct RemoteChannels {
 
 /// Credit frames that a reader sends per window.
 const CREDITS_PER_WINDOW: u64 = 8;
-/// Ticket bit of frames without a cell of a collective: control frames (without a number) and message fragments.
+/// Ticket bit of message fragments; other tickets name a slot of a collective.
 const P2P: Ticket = 1 << 63;
 
 impl RemoteChannels {
@@ -84,7 +86,7 @@ impl RemoteChannels {
         let staging = StagingMemory::new(endpoint, nonce);
         let state = ChannelState {
             me,
-            messages: RemoteMessages::new(size, staging.sibling(), wire.copies()),
+            messages: RemoteMessages::new(size, staging.sibling(), wire.capabilities().copies_payloads),
             staging,
             seq: 0,
             open: false,
@@ -107,13 +109,14 @@ impl RemoteChannels {
             state,
             aborted: false,
             left_group: false,
+            watched: Vec::new(),
             wait_notice: WaitNotice::default(),
             forks: fork::generation(),
         }
     }
 
     pub(crate) fn name(&self) -> String {
-        self.wire.name()
+        self.wire.capabilities().name.clone()
     }
 
     pub(crate) fn poll(&mut self) -> bool {
@@ -122,25 +125,20 @@ impl RemoteChannels {
 
     /// Sends queued frames without a poll for incoming ones.
     pub(crate) fn push(&mut self) {
-        self.wire.push(&mut self.state);
+        self.wire.flush(&mut self.state);
     }
 
     pub(crate) fn busy(&self) -> bool {
-        self.state.in_flight > 0 || self.state.messages.has_unsent() || !self.wire.drained()
+        self.state.in_flight > 0 || self.state.messages.has_unsent() || !self.wire.is_flushed(ALL_CLASSES)
     }
 
-    /// Sends a frame whose payload, if any, is short or staged.
-    fn send_frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.record_contact(to, frame);
-        // SAFETY: a short payload needs to be valid only now. A slot belongs to a region that is kept until the ticket returns. The
-        // input of a call or message is kept until its ticket returns or `release_user_buffers` runs.
-        unsafe { self.wire.send(to, frame, payload, ticket) };
-    }
-
-    /// Records that a frame is sent to a rank.
-    fn record_contact(&mut self, to: usize, frame: &Frame) {
+    /// Sends a frame. A borrowed payload is a slot, or the input of a call or message.
+    fn send_frame(&mut self, to: usize, frame: &Frame, payload: Payload) {
         self.state.peers[to].contacted = true;
         self.state.peers[to].classes |= 1 << frame.class();
+        // SAFETY: a slot belongs to a region that is kept until the ticket returns. The input of a call or message is kept until its
+        // ticket returns or `release_user_buffers` runs. A copied payload is valid during this call.
+        unsafe { self.wire.send(to, frame, payload) };
     }
 
     /// Sets the channels of the following operations.
@@ -204,7 +202,7 @@ impl RemoteChannels {
         self.state.flow.busy[busy_index] += readers as u32;
         for reader in 0..readers {
             let to = self.state.layout.sends[out].readers[reader];
-            self.send_frame(to, &frame, payload, ticket);
+            self.send_frame(to, &frame, Payload::Borrowed { at: payload, ticket });
         }
     }
 
@@ -283,7 +281,7 @@ impl RemoteChannels {
                 ..Frame::new(Kind::Credit, self.state.seq)
             };
             let to = i.spec.rank;
-            self.send_frame(to, &frame, std::ptr::null(), P2P);
+            self.send_frame(to, &frame, Payload::None);
         }
     }
 
@@ -297,7 +295,7 @@ impl RemoteChannels {
         }
         // This operation must not succeed after a detected mismatch or an abort.
         let intact = !self.has_mismatch() && !self.is_aborted(self.state.seq);
-        Ok(intact && self.state.in_flight == 0 && self.wire.drained())
+        Ok(intact && self.state.in_flight == 0 && self.wire.is_flushed(ALL_CLASSES))
     }
 
     pub(crate) fn end(&mut self) {
@@ -312,19 +310,20 @@ impl RemoteChannels {
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.liveness.iter().for_each(|liveness| liveness.interest(fds));
-        self.wire.interest(fds)
+        self.wire.wait_sources(fds)
     }
 
     pub(crate) fn unacknowledged(&self) -> Vec<(usize, u32)> {
-        self.wire.unacknowledged()
+        let packet = |rank| Some((rank, self.wire.connection_stats(rank).unacknowledged_packet?));
+        (0..self.state.peers.len()).filter_map(packet).collect()
     }
 
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        self.wire.round_trip(rank)
+        self.wire.connection_stats(rank).round_trip
     }
 
     pub(crate) fn expect(&mut self, bytes: usize) {
-        self.wire.expect(bytes);
+        self.wire.set_in_flight(bytes);
     }
 
     /// Calls `call` with the messages to ranks of other nodes, and sends the frames that it queued.
@@ -337,15 +336,12 @@ impl RemoteChannels {
     /// Sends the queued frames of messages; returns true if there were any.
     fn send_queued(&mut self) -> bool {
         let mut any = false;
-        while let Some(QueuedMessage { to, frame, payload, ticket }) = self.state.messages.pop_queued() {
-            match ticket {
-                Some(ticket) => self.send_frame(to, &frame, payload, P2P | ticket),
-                None => {
-                    self.record_contact(to, &frame);
-                    // SAFETY: memory of the message's sender. The send completes for the sender only after this call.
-                    unsafe { self.wire.post(to, &frame, payload) };
-                }
-            }
+        while let Some(QueuedMessage { to, frame, payload }) = self.state.messages.pop_queued() {
+            let payload = match payload {
+                Payload::Borrowed { at, ticket } => Payload::Borrowed { at, ticket: P2P | ticket },
+                payload => payload,
+            };
+            self.send_frame(to, &frame, payload);
             any = true;
         }
         any
@@ -356,7 +352,7 @@ impl Drop for RemoteChannels {
     /// Abandons the staging memory while sends are not complete: a device may still access it.
     fn drop(&mut self) {
         // In a forked child, all memory belongs to the parent.
-        if self.forks != fork::generation() || !self.wire.drained() {
+        if self.forks != fork::generation() || !self.wire.is_flushed(ALL_CLASSES) {
             self.state.staging.abandon();
             self.state.messages.abandon();
         }

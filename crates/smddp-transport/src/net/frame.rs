@@ -74,6 +74,10 @@ pub(crate) const CLASSES: usize = 2;
 pub(crate) const MESSAGES: usize = 1;
 /// Class of collectives.
 pub(crate) const COLLECTIVES: usize = 0;
+/// Bit set of classes: class `c` has bit `1 << c`.
+pub(crate) type Classes = u8;
+/// Set of all classes.
+pub(crate) const ALL_CLASSES: Classes = (1 << CLASSES) - 1;
 
 impl Frame {
     /// Returns the class of the frame. Classes do not block each other: data of a collective may have to wait until its

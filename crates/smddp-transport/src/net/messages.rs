@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::frame::{Frame, Kind};
-use super::wire::{INLINE_PAYLOAD, Target, Ticket};
+use super::wire::{INLINE_PAYLOAD, Payload, Target, Ticket};
 use crate::process::{Region, StagingMemory};
 use crate::{Envelope, MessageId, MessageTransport};
 
@@ -101,14 +101,12 @@ pub(super) struct RemoteMessages {
 pub(super) struct QueuedMessage {
     pub(super) to: usize,
     pub(super) frame: Frame,
-    pub(super) payload: *const u8,
-    /// `None`: the payload's memory is free as soon as the frame is sent.
-    pub(super) ticket: Option<Ticket>,
+    pub(super) payload: Payload,
 }
 
 /// Queues a frame without a payload.
 fn queue_control(due: &mut VecDeque<QueuedMessage>, to: usize, frame: Frame) {
-    due.push_back(QueuedMessage { to, frame, payload: std::ptr::null(), ticket: Some(0) });
+    due.push_back(QueuedMessage { to, frame, payload: Payload::None });
 }
 
 impl RemoteMessages {
@@ -116,7 +114,6 @@ impl RemoteMessages {
         Self {
             staging,
             in_place,
-            // No message has number 0: its ticket marks control frames.
             next: 1,
             outgoing: BTreeMap::new(),
             unreceived: vec![0; size],
@@ -339,8 +336,7 @@ impl MessageTransport for RemoteMessages {
             self.due.push_back(QueuedMessage {
                 to: out.to,
                 frame,
-                payload,
-                ticket: Some(stream << 8 | slot),
+                payload: Payload::Borrowed { at: payload, ticket: stream << 8 | slot },
             });
         }
     }
@@ -353,7 +349,7 @@ impl MessageTransport for RemoteMessages {
             // The send completes at once, whether or not the reader has memory for it.
             out.sent = 1;
             let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Fragment, stream) };
-            self.due.push_back(QueuedMessage { to: out.to, frame, payload: at, ticket: None });
+            self.due.push_back(QueuedMessage { to: out.to, frame, payload: Payload::Copied { at } });
         } else {
             out.source = Some(at);
         }
@@ -373,8 +369,7 @@ impl MessageTransport for RemoteMessages {
             self.due.push_back(QueuedMessage {
                 to: out.to,
                 frame,
-                payload,
-                ticket: Some(stream << 8 | slot),
+                payload: Payload::Borrowed { at: payload, ticket: stream << 8 | slot },
             });
         }
         out.sent == fragments && out.busy.iter().all(|&busy| busy == 0)

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{P2P, RemoteChannels, leave_notice};
+use super::{RemoteChannels, leave_notice};
 use crate::MAX_ABORT_REPORT;
-use crate::net::frame::{CLASSES, Frame, Kind, MESSAGES};
-use crate::net::wire::Wire;
+use crate::net::frame::{ALL_CLASSES, CLASSES, Classes, Frame, Kind, MESSAGES};
+use crate::net::wire::{Close, Payload, Wire};
 use crate::process::last_error;
 
 /// Maximum time that `leave` waits until the last bytes are sent.
@@ -25,18 +25,19 @@ impl RemoteChannels {
             return;
         }
         let abort_text = &reason.as_bytes()[..reason.len().min(MAX_ABORT_REPORT)];
+        let connected: Vec<Classes> = self.wire.peers().iter().map(|peer| peer.connected).collect();
         for rank in self.abort_recipients(remote) {
             // The class of messages always carries the reason, as for `Leave`. If it has no connection yet, this process may
             // exit before one is established. The reason therefore also goes to each class that has a connection.
-            let classes = self.state.peers[rank].classes | self.wire.connected_classes(rank) | 1 << MESSAGES;
+            let classes = self.state.peers[rank].classes | connected[rank] | 1 << MESSAGES;
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (bytes, channel) = (abort_text.len() as u64, class as u32);
                 let frame = Frame { bytes, channel, ..Frame::new(Kind::Abort, self.state.seq) };
-                self.send_frame(rank, &frame, abort_text.as_ptr(), P2P);
+                self.send_frame(rank, &frame, Payload::Copied { at: abort_text.as_ptr() });
             }
         }
         self.wire.poll(&mut self.state);
-        self.wire.abandon();
+        self.wire.close(Close::Abort);
         self.flush_briefly();
     }
 
@@ -44,7 +45,7 @@ impl RemoteChannels {
     /// without the reason would then report this rank as the first failure.
     pub(super) fn flush_briefly(&mut self) {
         let until = Instant::now() + ABORT_FLUSH_TIMEOUT;
-        while !self.wire.messages_drained() && Instant::now() < until {
+        while !self.wire.is_flushed(1 << MESSAGES) && Instant::now() < until {
             if !self.wire.poll(&mut self.state) {
                 std::thread::sleep(ACK_POLL_INTERVAL);
             }
@@ -83,11 +84,13 @@ impl RemoteChannels {
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (channel, index) = (class as u32, u64::from(classes));
                 let mut frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
-                let mut payload = std::ptr::null();
+                let mut payload = Payload::None;
                 if let Some((ago, text)) = error.as_ref().filter(|_| class == MESSAGES) {
-                    (frame.bytes, frame.total, payload) = leave_notice::payload(*ago, text);
+                    let at;
+                    (frame.bytes, frame.total, at) = leave_notice::payload(*ago, text);
+                    payload = Payload::Copied { at };
                 }
-                self.send_frame(rank, &frame, payload, P2P);
+                self.send_frame(rank, &frame, payload);
             }
         }
         // A peer may never receive the data of an aborted group. Its listener accepts a connection at any time, so a waiting abort
@@ -95,21 +98,22 @@ impl RemoteChannels {
         let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
         let mut now = Instant::now();
         let (soon, until) = (now + LEAVE_TIMEOUT / 20, now + LEAVE_TIMEOUT);
+        let is_connecting = |wire: &mut dyn Wire| wire.peers().iter().any(|peer| peer.connecting);
         let waits =
-            |now: Instant, wire: &dyn Wire| now < until && (!dead || now < soon || wire.is_connecting());
-        while !self.wire.finish() && waits(now, &*self.wire) {
-            if self.wire.drained() {
+            |now: Instant, wire: &mut dyn Wire| now < until && (!dead || now < soon || is_connecting(wire));
+        while !self.wire.close(Close::Leave) && waits(now, &mut *self.wire) {
+            if self.wire.is_flushed(ALL_CLASSES) {
                 // Only acknowledgements are missing.
                 std::thread::sleep(ACK_POLL_INTERVAL);
             } else if !self.wire.poll(&mut self.state) {
-                self.wire.check(now);
+                self.wire.check(now, &[]);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
                 self.state.staging.wait_briefly(&fds);
             }
             now = Instant::now();
         }
-        self.wire.close();
+        self.wire.close(Close::Free);
     }
 
     /// Returns true if `rank` has announced all its messages.
@@ -121,7 +125,7 @@ impl RemoteChannels {
     /// Notifies a rank that all messages to it are announced.
     pub(crate) fn announce_last(&mut self, rank: usize) {
         self.send_queued();
-        self.send_frame(rank, &Frame::new(Kind::LastMessage, self.state.seq), std::ptr::null(), P2P);
+        self.send_frame(rank, &Frame::new(Kind::LastMessage, self.state.seq), Payload::None);
     }
 
     /// Returns the last error that a rank sent with its `Leave`, and its age.

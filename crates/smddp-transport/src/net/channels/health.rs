@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{P2P, RemoteChannels, WaitNotice};
+use super::{RemoteChannels, WaitNotice};
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::Broken;
+use crate::net::wire::{Broken, Payload};
 use crate::{CallFingerprint, Fault};
 
 /// Waiting time after which a rank sends a wait notice to the ranks that it waits for.
@@ -81,7 +81,8 @@ impl RemoteChannels {
         for rank in awaited {
             self.watch(rank, now);
         }
-        self.wire.check(now);
+        self.wire.check(now, &self.watched);
+        self.watched.clear();
         self.liveness.iter_mut().for_each(|liveness| liveness.check(now));
         self.state
             .peers
@@ -100,8 +101,10 @@ impl RemoteChannels {
             peers()
                 .filter_map(|(rank, p)| Some(Fault::Lost { rank, how: protocol_error(p.protocol_error?) })),
         );
-        let local_error = self.wire.local_error();
-        faults.extend(local_error.map(|(rank, reason)| Fault::Unreachable { rank, reason }));
+        let mut states = self.wire.peers().iter().enumerate();
+        faults.extend(
+            states.find_map(|(rank, p)| Some(Fault::Unreachable { rank, reason: p.local_error.clone()? })),
+        );
         // A rank that sent the abort reason may close its connection.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].abort.is_some();
         let broken = broken.into_iter().filter(|b| !known(b.peer));
@@ -118,18 +121,18 @@ impl RemoteChannels {
         ranks
     }
 
-    /// Starts liveness checks of `rank`, for which this rank waits.
+    /// Starts liveness checks of `rank`, for which this rank waits. The wire starts them in the next call of [`Self::faults`].
     pub(crate) fn watch(&mut self, rank: usize, now: Instant) {
-        self.wire.watch(rank, self.liveness.is_some(), now);
+        self.watched.push(rank);
         self.liveness.iter_mut().for_each(|liveness| liveness.watch(rank, now));
     }
 
     /// Lost peers in order of detection. A liveness report takes precedence over a report of the wire.
     pub(super) fn broken(&mut self, now: Instant) -> Vec<Broken> {
         let mut broken = self.liveness.as_ref().map_or_else(Vec::new, |liveness| liveness.broken(now));
-        let drain_grace = self.wire.drain_grace();
+        let drain_grace = self.wire.capabilities().drain_grace;
         let mut also = Vec::new();
-        for found in self.wire.broken() {
+        for found in Broken::among(self.wire.peers()) {
             let since = *self.state.peers[found.peer].broken.get_or_insert(now);
             if now.duration_since(since) >= drain_grace && !broken.iter().any(|b| b.peer == found.peer) {
                 also.push((since, found));
@@ -161,7 +164,7 @@ impl RemoteChannels {
             ..Frame::new(Kind::WaitNotice, self.state.seq)
         };
         for &rank in awaited {
-            self.send_frame(rank, &frame, std::ptr::null(), P2P);
+            self.send_frame(rank, &frame, Payload::None);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::P2P;
 use super::leave_notice::PeerLastError;
-use crate::net::frame::{COLLECTIVES, Frame, Kind, MESSAGES};
+use crate::net::frame::{COLLECTIVES, Classes, Frame, Kind, MESSAGES};
 use crate::net::layout::{ChannelProgress, RecvProgress, RecvTarget, RemoteLayout, RemoteRecv};
 use crate::net::messages::RemoteMessages;
 use crate::net::wire::{Sink, Target, Ticket};
@@ -304,7 +304,7 @@ impl Sink for ChannelState {
         }
     }
 
-    fn expected(&self) -> u8 {
+    fn expected(&self) -> Classes {
         u8::from(self.open) << COLLECTIVES | u8::from(self.messages.expects_frames()) << MESSAGES
     }
 

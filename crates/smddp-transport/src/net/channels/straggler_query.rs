@@ -79,7 +79,7 @@ impl RemoteChannels {
             }
             now = Instant::now();
             self.wire.poll(&mut self.state);
-            self.wire.check(now);
+            self.wire.check(now, &[]);
         }
     }
 
@@ -88,7 +88,7 @@ impl RemoteChannels {
         let mut now = Instant::now();
         while !self.abort_received() && now < until {
             if !self.wire.poll(&mut self.state) {
-                self.wire.check(now);
+                self.wire.check(now, &[]);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
                 self.state.staging.wait_briefly(&fds);

@@ -8,14 +8,16 @@ use super::{RemoteChannels, RemoteParts};
 use crate::fuzzing::{endpoint, line};
 use crate::net::frame::{Frame, Kind, MESSAGES};
 use crate::net::layout::RemoteLayout;
-use crate::net::messages::RemoteMessages;
 use crate::net::wire::{Sink, Target};
 use crate::process::layout::MAX_ERROR_BYTES;
 use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 
 /// Rank 0 of two, over a wire without incoming frames.
 fn rank() -> (RemoteChannels, line::Shared) {
-    let line = line::Shared::new(2);
+    rank_over(line::Shared::new(2, false))
+}
+
+fn rank_over(line: line::Shared) -> (RemoteChannels, line::Shared) {
     let parts = RemoteParts { wire: Box::new(line.clone()), sideband: None, liveness: None };
     (RemoteChannels::new(0, 2, parts, endpoint(), 99), line)
 }
@@ -107,9 +109,7 @@ const FRAGMENT: usize = 128 << 10;
 
 #[test]
 fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
-    let (mut net, line) = rank();
-    line.with(|line| line.copies = true);
-    net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
+    let (mut net, line) = rank_over(line::Shared::new(2, true));
     let in_flight =
         || line.with(|line| line.outbound.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
     let (bytes, fragment) = (FRAGMENT + 5, |index, bytes: usize| Frame {
@@ -152,7 +152,8 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.outbound))
             .iter()
-            .for_each(|&(ticket, ..)| net.state.sent(ticket));
+            .filter_map(|&(ticket, ..)| ticket)
+            .for_each(|ticket| net.state.sent(ticket));
         assert!(net.p2p(|messages| messages.is_sent(sent)), "all fragments are sent");
         net.p2p(|messages| messages.close(sent));
         assert_eq!(receive(&mut net, fragment(1, 5)), Target::At(at.wrapping_add(FRAGMENT)));
@@ -165,8 +166,7 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
 #[test]
 fn short_message_with_a_waiting_receiver_is_deferred_once() {
     for waits in [false, true] {
-        let (mut net, _line) = rank();
-        net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
+        let (mut net, _line) = rank_over(line::Shared::new(2, true));
         let mut memory = vec![0u8; 50_000];
         if waits {
             assert!(net.p2p(|messages| messages.next_announced(1)).is_none());

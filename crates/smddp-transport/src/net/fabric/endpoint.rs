@@ -9,19 +9,18 @@
 //! use.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::time::{Duration, Instant};
+use std::os::fd::RawFd;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::pair::Pair;
-use super::queues::{MAX_PINGS, Queues, ReceiveQueue, choose_window, initial_credits, min_message};
+use super::group::{EndpointGroup, Peer};
+use super::queues::{Queues, ReceiveQueue, choose_window, initial_credits, min_message};
 use super::rail::{Completion, Context, Rail, RailLimits};
 use super::registration::RegisteredStaging;
 use super::send_buffers::Buffers;
 use super::slab::Slab;
 use super::transfers::{Grant, PayloadOffer, PendingTransfer};
-use crate::net::wire::Ticket;
 
 /// Fabric address of one rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,54 +90,6 @@ pub(super) struct RemoteEndpoint {
     pub(super) pending_pongs: u32,
     /// Set while the peer is in the list of active peers.
     pub(super) listed: bool,
-}
-
-/// Rank of a group in another process.
-pub(super) struct Peer {
-    pub(super) peer: usize,
-    /// Group number at the peer's endpoint.
-    pub(super) group: u32,
-    /// Sequence number of the next ordered message to it.
-    pub(super) next: u64,
-}
-
-/// State of one group at the endpoint.
-pub(super) struct EndpointGroup {
-    pub(super) me: u32,
-    pub(super) size: usize,
-    /// Number of ranks expected to write to this rank, before `connect`.
-    pub(super) expected: usize,
-    /// Peers by rank; empty before `connect`.
-    pub(super) members: Vec<Option<Peer>>,
-    pub(super) pairs: HashMap<u32, Pair>,
-    /// Ranks with received frames to deliver.
-    pub(super) waiting: VecDeque<u32>,
-    pub(super) sent: Vec<Ticket>,
-    /// Offers that are not fetched yet.
-    pub(super) offers: usize,
-    /// Operations in flight that write into this process's memory.
-    pub(super) transfers: usize,
-    doorbell: Option<OwnedFd>,
-    notified: bool,
-}
-
-impl EndpointGroup {
-    /// Wakes a thread that sleeps for this group: a poll for another group has made progress for this one.
-    pub(super) fn notify(&mut self) {
-        if !self.notified
-            && let Some(doorbell) = &self.doorbell
-        {
-            self.notified = rustix::io::write(doorbell, &1u64.to_ne_bytes()).is_ok();
-        }
-    }
-
-    pub(super) fn clear_notification(&mut self) {
-        if std::mem::take(&mut self.notified)
-            && let Some(doorbell) = &self.doorbell
-        {
-            let _ = rustix::io::read(doorbell, &mut [0u8; 8]);
-        }
-    }
 }
 
 /// Endpoint of a process: its rails, peers, groups and pending transfers.
@@ -212,13 +163,9 @@ pub(crate) enum ProtocolError {
     Completions,
 }
 
-/// Time without a successful ping, with nothing in flight, after which a contacted peer counts as lost.
-const UNREACHABLE_LIMIT: Duration = Duration::from_secs(3);
 /// Number of `QueueFull` results after which a rail is not used until the next poll. More than one, because a single result may
 /// concern one peer only, to which the provider is still connecting.
 const MAX_REJECTIONS: u32 = 8;
-/// Interval between two pings.
-pub(super) const PING_INTERVAL: Duration = Duration::from_millis(200);
 
 impl FabricEndpoint {
     /// `peers`: number of peers of the largest expected group. `budget`: target size of all receive buffers, in bytes.
@@ -287,24 +234,7 @@ impl FabricEndpoint {
     ) -> Result<(FabricAddress, u32), String> {
         let number = self.next_group;
         self.next_group += 1;
-        let doorbell = rustix::event::eventfd(
-            0,
-            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
-        );
-        let group = EndpointGroup {
-            me: me as u32,
-            size,
-            expected,
-            members: Vec::new(),
-            pairs: HashMap::new(),
-            waiting: VecDeque::new(),
-            sent: Vec::new(),
-            offers: 0,
-            transfers: 0,
-            doorbell: doorbell.ok(),
-            notified: false,
-        };
-        self.groups.insert(number, group);
+        self.groups.insert(number, EndpointGroup::new(me as u32, size, expected));
         if let Err(reason) = self.resize_receive_queues() {
             self.groups.remove(&number);
             return Err(reason);
@@ -399,34 +329,6 @@ impl FabricEndpoint {
         Queues::new(&self.limits).operations
     }
 
-    /// Fails the endpoint, and with it all peers.
-    pub(super) fn fail(&mut self, reason: &str) {
-        if self.failure.is_none() {
-            self.failure = Some(reason.to_owned());
-        }
-        for peer in 0..self.peers.len() {
-            self.fail_peer(peer, reason);
-        }
-    }
-
-    /// Marks a peer as lost. Queued messages to it are dropped and its transfers end.
-    pub(super) fn fail_peer(&mut self, peer: usize, reason: &str) {
-        let p = &mut self.peers[peer];
-        if p.broken.is_some() {
-            return;
-        }
-        p.broken = Some(reason.to_owned());
-        p.outgoing.clear();
-        p.fetched.clear();
-        for offer in self.offers.drain_where(|offer| offer.peer == peer) {
-            self.complete_offer(&offer);
-        }
-        self.drop_grants(|grant| grant.peer == peer);
-        for group in self.groups.values_mut() {
-            group.notify();
-        }
-    }
-
     /// Stops waiting for further writes to an aborted group.
     pub(crate) fn abandon(&mut self, number: u32) {
         self.drop_grants(|grant| grant.group == number);
@@ -441,13 +343,13 @@ impl FabricEndpoint {
     }
 
     /// Returns true if all sends of a group are complete and no operation writes into its memory.
-    pub(crate) fn drained(&self, number: u32) -> bool {
+    pub(super) fn is_drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
-        group.offers == 0 && group.transfers == 0 && self.messages_drained(number)
+        group.offers == 0 && group.transfers == 0 && self.messages_sent(number)
     }
 
     /// Returns true if all messages to the members of a group are sent.
-    pub(crate) fn messages_drained(&self, number: u32) -> bool {
+    pub(super) fn messages_sent(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
         group.members.iter().flatten().all(|member| {
             let peer = &self.peers[member.peer];
@@ -455,63 +357,19 @@ impl FabricEndpoint {
         })
     }
 
-    /// Pings a rank that this process waits for. `elsewhere`: something else also detects lost processes and hosts. A peer that
-    /// accepts no messages then counts as busy or stopped, not as lost.
-    pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool, now: Instant) {
-        let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
-        let Some(peer) = member.map(|m| m.peer) else { return };
-        let p = &self.peers[peer];
-        // A busy peer answers late. Two pings are needed: the first one to an exited process may only reach a socket's buffer.
-        if p.unanswered_pings >= MAX_PINGS
-            || p.sending > 0
-            || p.last_ping.is_some_and(|at| now.duration_since(at) < PING_INTERVAL)
-        {
-            return;
-        }
-        // The peer has received the first message; it answers when its process polls.
-        if !p.peer_window_open && p.credits == 0 && p.contacted {
-            return;
-        }
-        if self.ping(peer, now) {
-            self.peers[peer].unreachable_since = None;
-            return;
-        }
-        // Some providers lose a connection without an error and then return EAGAIN forever.
-        let p = &mut self.peers[peer];
-        if !elsewhere
-            && p.contacted
-            && p.broken.is_none()
-            && now.duration_since(*p.unreachable_since.get_or_insert(now)) > UNREACHABLE_LIMIT
-        {
-            self.fail_peer(peer, "the connection to it is lost");
-        }
-    }
-
     /// Returns true if operations may be posted on a rail; false after many `QueueFull` results until the next poll.
     pub(super) fn accepts_work(&self, rail: usize) -> bool {
         self.rejections[rail] < MAX_REJECTIONS
     }
 
-    /// Returns (rank, reason) for the lost ranks of a group.
-    pub(crate) fn broken(&self, number: u32) -> Vec<(usize, String)> {
-        let Some(group) = self.groups.get(&number) else { return Vec::new() };
-        let members = group.members.iter().enumerate();
-        members.filter_map(|(rank, m)| Some((rank, self.peers[m.as_ref()?.peer].broken.clone()?))).collect()
-    }
-
-    /// See `Wire::interest`.
-    pub(crate) fn interest(&mut self, number: u32, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        let Some(group) = self.groups.get(&number) else { return false };
-        let Some(doorbell) = &group.doorbell else { return false };
-        if !group.sent.is_empty() || group.notified {
-            return false;
-        }
-        fds.push((doorbell.as_raw_fd(), libc::POLLIN));
-        self.rails.iter_mut().all(|rail| {
-            let fd = rail.interest();
-            fds.extend(fd.map(|fd| (fd, libc::POLLIN)));
-            fd.is_some()
-        })
+    /// See `Wire::wait_sources`.
+    pub(super) fn wait_sources(&mut self, number: u32, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.groups.get(&number).is_some_and(|group| group.wait_source(fds))
+            && self.rails.iter_mut().all(|rail| {
+                let fd = rail.interest();
+                fds.extend(fd.map(|fd| (fd, libc::POLLIN)));
+                fd.is_some()
+            })
     }
 
     pub(super) fn context(&mut self, op: Operation) -> Context {

@@ -1,9 +1,11 @@
 //! Wire over libfabric, or over a simulation of EFA's SRD protocol.
 
 pub(crate) mod endpoint;
+mod group;
 pub(crate) mod header;
 mod incoming;
 mod large_messages;
+mod liveness;
 pub(crate) mod ofi;
 mod outgoing;
 mod pair;

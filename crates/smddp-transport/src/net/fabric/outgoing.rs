@@ -1,34 +1,31 @@
 //! Send path: frames split into messages, sent within the peer's credits.
 
-use std::time::Instant;
-
 use super::endpoint::{FabricEndpoint, Operation};
 use super::header::{Header, HeaderKind, MESSAGE_HEADER};
 use super::rail::Posted;
 use crate::net::frame::{Frame, HEADER};
-use crate::net::wire::{INLINE_PAYLOAD, Ticket};
+use crate::net::wire::{INLINE_PAYLOAD, Payload};
 
 impl FabricEndpoint {
     /// Queues a frame for a rank of a group. See `Wire::send`.
     ///
     /// # Safety
     /// As `Wire::send`.
-    pub(crate) unsafe fn send(
-        &mut self,
-        number: u32,
-        rank: usize,
-        frame: &Frame,
-        payload: *const u8,
-        ticket: Ticket,
-    ) {
+    pub(crate) unsafe fn send(&mut self, number: u32, rank: usize, frame: &Frame, payload: Payload) {
+        let (payload, ticket) = match payload {
+            Payload::None => (std::ptr::null(), None),
+            Payload::Borrowed { at, ticket } => (at, Some(ticket)),
+            Payload::Copied { at } => (at, None),
+        };
         let Some(group) = self.groups.get_mut(&number) else { return };
         let member = group.members.get(rank).and_then(Option::as_ref);
         let Some(peer) = member.map(|m| m.peer).filter(|&p| self.peers[p].broken.is_none()) else {
-            group.sent.push(ticket);
+            group.sent.extend(ticket);
             return;
         };
         let bytes = frame.bytes as usize;
         if bytes > INLINE_PAYLOAD
+            && let Some(ticket) = ticket
             && let Some(offset) = self.staging.offset(payload, bytes)
         {
             self.offer(number, rank, peer, frame, (payload, offset), ticket);
@@ -56,7 +53,9 @@ impl FabricEndpoint {
                 break;
             }
         }
-        if let Some(group) = self.groups.get_mut(&number) {
+        if let Some(ticket) = ticket
+            && let Some(group) = self.groups.get_mut(&number)
+        {
             group.sent.push(ticket);
         }
     }
@@ -240,7 +239,7 @@ impl FabricEndpoint {
     }
 
     /// Sends a message that needs no credit once the receiver has opened its window; returns false if it has to wait.
-    fn send_uncredited(&mut self, peer: usize, kind: HeaderKind) -> bool {
+    pub(super) fn send_uncredited(&mut self, peer: usize, kind: HeaderKind) -> bool {
         self.open_window(peer);
         let p = &self.peers[peer];
         let room =
@@ -251,16 +250,5 @@ impl FabricEndpoint {
         let mut start = [0; MESSAGE_HEADER];
         Header::new(kind, self.id).encode(&mut start);
         self.post_send(peer, &[&start], !p.peer_window_open)
-    }
-
-    /// Sends a ping; returns false if it has to wait.
-    pub(super) fn ping(&mut self, peer: usize, now: Instant) -> bool {
-        let sent = self.send_uncredited(peer, HeaderKind::Ping);
-        if sent {
-            let p = &mut self.peers[peer];
-            p.unanswered_pings += 1;
-            p.last_ping = Some(now);
-        }
-        sent
     }
 }

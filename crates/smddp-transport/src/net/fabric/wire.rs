@@ -2,12 +2,12 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::endpoint::{FabricAddress, FabricEndpoint};
 use crate::lock;
-use crate::net::frame::Frame;
-use crate::net::wire::{Broken, DRAIN_GRACE, Sink, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Classes, Frame};
+use crate::net::wire::{Capabilities, Close, ConnectionStats, DRAIN_GRACE, Payload, PeerState, Sink, Wire};
 
 /// Endpoint shared by the groups of this process.
 pub(crate) type SharedEndpoint = Arc<Mutex<FabricEndpoint>>;
@@ -16,6 +16,11 @@ pub(crate) type SharedEndpoint = Arc<Mutex<FabricEndpoint>>;
 pub(crate) struct FabricWire {
     endpoint: SharedEndpoint,
     group: u32,
+    capabilities: Capabilities,
+    /// By rank. `Wire::peers` adds the ranks lost since its last call.
+    states: Vec<PeerState>,
+    /// Another mechanism detects lost processes and hosts, too.
+    watched: bool,
 }
 
 impl FabricWire {
@@ -28,57 +33,94 @@ impl FabricWire {
         size: usize,
         expected: usize,
     ) -> Result<(Self, FabricAddress), String> {
-        let (address, group) = lock(endpoint).prepare(me, size, expected)?;
-        Ok((Self { endpoint: endpoint.clone(), group }, address))
+        let (address, group, name) = {
+            let mut endpoint = lock(endpoint);
+            let (address, group) = endpoint.prepare(me, size, expected)?;
+            (address, group, endpoint.name())
+        };
+        let wire = Self {
+            endpoint: endpoint.clone(),
+            group,
+            capabilities: Capabilities { name, copies_payloads: false, drain_grace: DRAIN_GRACE },
+            states: vec![PeerState::default(); size],
+            watched: false,
+        };
+        Ok((wire, address))
     }
 
     /// `addresses`: by rank; `None` for this rank and for ranks that do not use this wire.
     pub(crate) fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         lock(&self.endpoint).connect(self.group, addresses)
     }
+
+    /// Declares that another mechanism detects lost processes and hosts, too. A peer that accepts no messages then counts as
+    /// busy or stopped, not as lost.
+    pub(crate) fn set_watched(&mut self) {
+        self.watched = true;
+    }
 }
 
 impl Wire for FabricWire {
-    fn name(&self) -> String {
-        lock(&self.endpoint).name()
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
     }
 
-    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: Payload) {
         // SAFETY: the caller's guarantees are those of the endpoint.
-        unsafe { lock(&self.endpoint).send(self.group, peer, frame, payload, ticket) };
+        unsafe { lock(&self.endpoint).send(self.group, peer, frame, payload) };
     }
 
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
         lock(&self.endpoint).poll(self.group, sink)
     }
 
-    fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {
-        lock(&self.endpoint).watch(self.group, peer, elsewhere, now);
+    /// Does nothing: the device sends posted messages, and a queued message waits for a completion, which `poll` reads.
+    fn flush(&mut self, _: &mut dyn Sink) {}
+
+    fn check(&mut self, now: Instant, waiting: &[usize]) {
+        if !waiting.is_empty() {
+            lock(&self.endpoint).watch(self.group, waiting, self.watched, now);
+        }
     }
 
-    fn broken(&self) -> Vec<Broken> {
-        let broken = lock(&self.endpoint).broken(self.group);
-        broken.into_iter().map(|(peer, reason)| Broken { peer, reason }).collect()
+    fn peers(&mut self) -> &[PeerState] {
+        lock(&self.endpoint).update_states(self.group, &mut self.states);
+        &self.states
     }
 
-    fn drain_grace(&self) -> Duration {
-        DRAIN_GRACE
+    fn connection_stats(&self, _: usize) -> ConnectionStats {
+        ConnectionStats::default()
     }
 
-    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        lock(&self.endpoint).interest(self.group, fds)
+    fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        lock(&self.endpoint).wait_sources(self.group, fds)
     }
 
-    fn abandon(&mut self) {
-        lock(&self.endpoint).abandon(self.group);
+    fn is_flushed(&self, classes: Classes) -> bool {
+        let endpoint = lock(&self.endpoint);
+        // The messages of all classes share one queue. Peers fetch large payloads, which a peer may never do for a collective of
+        // a dead group.
+        match classes {
+            ALL_CLASSES => endpoint.is_drained(self.group),
+            _ => endpoint.messages_sent(self.group),
+        }
     }
 
-    fn drained(&self) -> bool {
-        lock(&self.endpoint).drained(self.group)
-    }
+    /// Does nothing: all payloads are in the staging memory.
+    fn release_user_buffers(&mut self) {}
 
-    fn messages_drained(&self) -> bool {
-        lock(&self.endpoint).messages_drained(self.group)
+    /// Does nothing: all payloads are in the staging memory.
+    fn relocate(&mut self, _: &dyn Fn(*mut u8) -> *mut u8) {}
+
+    /// Does nothing: the receive buffers bound the bytes in flight.
+    fn set_in_flight(&mut self, _: usize) {}
+
+    fn close(&mut self, how: Close) -> bool {
+        let mut endpoint = lock(&self.endpoint);
+        if how == Close::Abort {
+            endpoint.abandon(self.group);
+        }
+        endpoint.is_drained(self.group)
     }
 }
 

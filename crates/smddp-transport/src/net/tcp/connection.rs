@@ -151,7 +151,8 @@ impl Connection {
     /// Sends a frame, or appends it to the send queue. Returns true if the payload's memory is free.
     ///
     /// # Safety
-    /// As for `Wire::send`.
+    /// `payload` points to `frame.bytes` readable bytes. More than [`INLINE_PAYLOAD`] bytes do not change until the ticket is
+    /// reported or the user buffers are released.
     pub(super) unsafe fn send(&mut self, frame: &Frame, payload: *const u8, ticket: Ticket) -> bool {
         if self.send_failed {
             return true;
@@ -193,8 +194,13 @@ impl Connection {
     /// Appends a frame to the queue and sends what the kernel accepts. Copies the rest of the payload.
     ///
     /// # Safety
-    /// As for `Wire::post`.
-    pub(super) unsafe fn post(&mut self, frame: &Frame, payload: *const u8, sent: &mut dyn FnMut(Ticket)) {
+    /// `payload` points to `frame.bytes` readable bytes.
+    pub(super) unsafe fn send_copied(
+        &mut self,
+        frame: &Frame,
+        payload: *const u8,
+        sent: &mut dyn FnMut(Ticket),
+    ) {
         if self.send_failed {
             return;
         }

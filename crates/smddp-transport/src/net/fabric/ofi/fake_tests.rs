@@ -173,12 +173,12 @@ fn endpoint_inserts_peers_on_every_rail_and_posts_receive_buffers() {
     let endpoints = [endpoint(), endpoint()];
     assert_eq!(get(knob::REGIONS), 0, "unused memory is not pinned");
     let wires = connect(&endpoints).unwrap();
-    let name = wires[0].name();
+    let name = &wires[0].capabilities().name;
     assert!(name.starts_with("fabric efa (libfabric 2.1) ") && name.ends_with(", 4 rails"), "{name}");
     assert_eq!(get(knob::INSERTED), 2 * 4);
     assert!(get(knob::POSTED) > 2 * 16, "{}", get(knob::POSTED));
     // The fake has no descriptor to sleep on.
-    assert!(!wires[0].interest(&mut Vec::new()));
+    assert!(!wires[0].wait_sources(&mut Vec::new()));
     drop((wires, endpoints));
     assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
 }

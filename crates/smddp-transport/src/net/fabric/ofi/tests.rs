@@ -8,8 +8,8 @@ use super::super::registration::RegisteredStaging;
 use super::super::srd::connect;
 use super::*;
 use crate::net::fabric::wire::FabricWire;
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, Kind};
+use crate::net::wire::{Broken, Payload, Sink, Target, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -110,7 +110,7 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
     let memories = endpoints.each_ref().map(|e| e.lock().unwrap().staging.base());
     println!("{:?}", endpoints[0].lock().unwrap().limits);
     let mut wires = connect(&endpoints).unwrap();
-    println!("{}", wires[0].name());
+    println!("{}", &wires[0].capabilities().name);
     let mut sinks = memories.map(checking_sink);
     let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, SLOT];
     let begun = Instant::now();
@@ -127,17 +127,17 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
         }
         let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
         // SAFETY: short, or staged and unchanged until the ticket returns.
-        unsafe { wires[0].send(1, &frame, at, index) };
+        unsafe { wires[0].send(1, &frame, Payload::Borrowed { at, ticket: index }) };
         while !sinks[0].sent.contains(&index) || sinks[1].next <= index {
             let mut moved = false;
             for rank in 0..2 {
                 moved |= wires[rank].poll(&mut sinks[rank]);
-                assert_eq!(wires[rank].broken(), vec![], "{provider}");
+                assert_eq!(Broken::among(wires[rank].peers()), vec![], "{provider}");
             }
             assert_eq!(sinks[1].error, None, "{provider}, {bytes} bytes");
             assert!(begun.elapsed() < Duration::from_secs(30), "{provider} hangs at {index} ({bytes} bytes)");
             let mut fds = Vec::new();
-            if !moved && wires[0].interest(&mut fds) && wires[1].interest(&mut fds) {
+            if !moved && wires[0].wait_sources(&mut fds) && wires[1].wait_sources(&mut fds) {
                 let mut polls: Vec<_> =
                     fds.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
                 // SAFETY: descriptors of live wires.
@@ -171,7 +171,7 @@ fn closed_peer_is_detected_by_a_waiting_rank() {
         let frame = Frame::new(Kind::Credit, 1);
         let begun = Instant::now();
         // SAFETY: no payload.
-        unsafe { wires[0].send(1, &frame, std::ptr::null(), 0) };
+        unsafe { wires[0].send(1, &frame, Payload::None) };
         while sinks[1].next == 0 {
             (0..2).for_each(|rank| {
                 wires[rank].poll(&mut sinks[rank]);
@@ -185,12 +185,12 @@ fn closed_peer_is_detected_by_a_waiting_rank() {
         // Not every provider reports a closed peer; the sideband covers the others.
         let is_reported = provider == "tcp;ofi_rxm";
         let limit = Duration::from_secs(if is_reported { 20 } else { 1 });
-        while wires[0].broken().is_empty() && begun.elapsed() < limit {
-            wires[0].watch(1, false, Instant::now());
+        while Broken::among(wires[0].peers()).is_empty() && begun.elapsed() < limit {
+            wires[0].check(Instant::now(), &[1]);
             wires[0].poll(&mut sinks[0]);
         }
-        println!("{provider}: {:?} after {:?}", wires[0].broken(), begun.elapsed());
-        assert!(!is_reported || !wires[0].broken().is_empty());
+        println!("{provider}: {:?} after {:?}", Broken::among(wires[0].peers()), begun.elapsed());
+        assert!(!is_reported || !Broken::among(wires[0].peers()).is_empty());
         drop((wires, first));
     }
 }
@@ -225,7 +225,7 @@ impl Exchange {
     /// Polls until everything in flight is complete.
     fn drain(&mut self) {
         let mut since = Instant::now();
-        while since.elapsed() < Duration::from_millis(50) || !self.wire.drained() {
+        while since.elapsed() < Duration::from_millis(50) || !self.wire.is_flushed(ALL_CLASSES) {
             if self.wire.poll(&mut self.sink) {
                 since = Instant::now();
             }
@@ -255,7 +255,9 @@ impl Exchange {
             let bytes = [65_536, 8, 4000][self.index as usize % 3];
             let frame = Frame { index: self.index, bytes, ..Frame::new(Kind::Data, 1) };
             // SAFETY: staged, and never written to.
-            unsafe { self.wire.send(self.other, &frame, self.sink.base, 0) };
+            unsafe {
+                self.wire.send(self.other, &frame, Payload::Borrowed { at: self.sink.base, ticket: 0 })
+            };
             self.index += 1;
         }
         self.wire.poll(&mut self.sink);
@@ -300,7 +302,7 @@ pub(super) fn kill(provider: &str, idle: bool, limit: Duration) -> Option<bool> 
     let begun = Instant::now();
     while exchange.sink.arrived < 300 {
         exchange.step();
-        assert_eq!(exchange.wire.broken(), vec![], "{provider}");
+        assert_eq!(Broken::among(exchange.wire.peers()), vec![], "{provider}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{provider}: {} arrived", exchange.sink.arrived);
     }
     if idle {
@@ -309,16 +311,20 @@ pub(super) fn kill(provider: &str, idle: bool, limit: Duration) -> Option<bool> 
     child.kill().unwrap();
     child.wait().unwrap();
     let begun = Instant::now();
-    while exchange.wire.broken().is_empty() && begun.elapsed() < limit {
-        exchange.wire.watch(1, false, Instant::now());
+    while Broken::among(exchange.wire.peers()).is_empty() && begun.elapsed() < limit {
+        exchange.wire.check(Instant::now(), &[1]);
         if idle {
             exchange.wire.poll(&mut exchange.sink);
         } else {
             exchange.step();
         }
     }
-    println!("{provider}, idle {idle}: {:?} after {:?}", exchange.wire.broken(), begun.elapsed());
-    Some(!exchange.wire.broken().is_empty())
+    println!(
+        "{provider}, idle {idle}: {:?} after {:?}",
+        Broken::among(exchange.wire.peers()),
+        begun.elapsed()
+    );
+    Some(!Broken::among(exchange.wire.peers()).is_empty())
 }
 
 #[test]

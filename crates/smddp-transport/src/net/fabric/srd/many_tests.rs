@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU8;
 
 use super::*;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::wire::{Broken, Close, Payload, Sink, Target, Ticket, Wire};
 
 /// Sink that receives all frames into one target.
 struct RecordingSink {
@@ -59,7 +59,9 @@ fn receive_buffers_are_posted_for_peers_in_use() {
                 let frame = Frame { index, bytes: 200, ..Frame::new(Kind::Data, 1) };
                 for next in [1, 2] {
                     // SAFETY: short.
-                    unsafe { wire.send((rank + next) % RANKS, &frame, short.as_ptr(), 0) };
+                    unsafe {
+                        wire.send((rank + next) % RANKS, &frame, Payload::Copied { at: short.as_ptr() })
+                    };
                 }
             }
         }
@@ -69,7 +71,7 @@ fn receive_buffers_are_posted_for_peers_in_use() {
             assert!(polls < 20_000, "seed {seed}: no progress");
             for (wire, sink) in wires.iter_mut().zip(&mut sinks) {
                 wire.poll(sink);
-                assert_eq!(wire.broken(), [], "seed {seed}");
+                assert_eq!(Broken::among(wire.peers()), [], "seed {seed}");
             }
         }
         assert_eq!(srd.violations(), [], "seed {seed}");
@@ -86,10 +88,10 @@ fn shortage_of_receive_buffers_is_reported() {
     let mut sink = memory.sinks(1).remove(0);
     for to in 1..RANKS {
         // SAFETY: no payload.
-        unsafe { wires[0].send(to, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
+        unsafe { wires[0].send(to, &Frame::new(Kind::Credit, 1), Payload::None) };
     }
     wires[0].poll(&mut sink);
-    let broken = wires[0].broken();
+    let broken = Broken::among(wires[0].peers());
     assert!(!broken.is_empty() && broken.len() < RANKS - 1, "{} lost peers", broken.len());
     assert!(
         broken[0].reason.contains("peers in use") && broken[0].reason.contains("room for"),
@@ -122,7 +124,7 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
         let mut sinks = memory.sinks(3);
         let frame = Frame { bytes: LARGE as u64, ..Frame::new(Kind::Data, 1) };
         // SAFETY: staging memory of this rank, which does not change.
-        unsafe { first[1].send(0, &frame, memory.at(1), 0) };
+        unsafe { first[1].send(0, &frame, Payload::Borrowed { at: memory.at(1), ticket: 0 }) };
         // Full queues may not accept it at once.
         for _ in 0..20 {
             first[1].poll(&mut sinks[1]);
@@ -144,11 +146,11 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
                 let peer = endpoint.peers.iter().position(|peer| peer.peer_window_open).unwrap();
                 endpoint.fail_peer(peer, "it is lost");
             }
-            End::Aborted => first[0].abandon(),
+            End::Aborted => _ = first[0].close(Close::Abort),
             End::Closed => drop(first.remove(0)),
         }
         // SAFETY: as above.
-        unsafe { second[2].send(0, &frame, memory.at(2), 0) };
+        unsafe { second[2].send(0, &frame, Payload::Borrowed { at: memory.at(2), ticket: 0 }) };
         let mut polls = 0;
         while !sinks[0].arrived.contains(&(2, 0)) {
             polls += 1;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::world::Random;
 use super::*;
-use crate::net::fabric::endpoint::{PING_INTERVAL, ProtocolError};
+use crate::net::fabric::endpoint::ProtocolError;
+use crate::net::fabric::liveness::PING_INTERVAL;
 use crate::net::fabric::rail::{LocalMemory, Posted, Rail as _};
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, Kind};
+use crate::net::wire::{Broken, Payload, Sink, Target, Ticket, Wire};
 
 /// Size of a slot in bytes, and number of send slots and of receive slots per rank.
 const SLOT: usize = 300 << 10;
@@ -223,7 +224,7 @@ impl Run {
             fill(at, bytes, |i| byte(r.me, to, index, i));
             let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
             // SAFETY: short, or a slot that stays unchanged until its ticket returns.
-            unsafe { r.wire.send(to, &frame, at, ticket) };
+            unsafe { r.wire.send(to, &frame, Payload::Borrowed { at, ticket }) };
             short.fill(0xee);
             r.plan.pop_front();
         }
@@ -242,7 +243,7 @@ impl Run {
         let size = self.ranks.len();
         self.ranks.iter().all(|r| {
             let all = (0..size).all(|peer| peer == r.me || r.sink.next[peer] >= frames);
-            all && r.plan.is_empty() && r.free.len() == SLOTS && r.wire.drained()
+            all && r.plan.is_empty() && r.free.len() == SLOTS && r.wire.is_flushed(ALL_CLASSES)
         })
     }
 
@@ -256,7 +257,7 @@ impl Run {
                 if let Some(error) = self.ranks[rank].sink.errors.first() {
                     return Err(format!("rank {rank}: {error}"));
                 }
-                if let Some(broken) = self.ranks[rank].wire.broken().first() {
+                if let Some(broken) = Broken::among(self.ranks[rank].wire.peers()).first() {
                     return Err(format!("rank {rank}: rank {} is lost: {}", broken.peer, broken.reason));
                 }
             }
@@ -383,13 +384,14 @@ fn killed_rank_is_reported_to_its_peers() {
             (0..2).for_each(|rank| {
                 run.step(rank);
             });
-            let is_reported = |rank: usize| run.ranks[rank].wire.broken().iter().any(|b| b.peer == 2);
+            let mut is_reported =
+                |rank: usize| Broken::among(run.ranks[rank].wire.peers()).iter().any(|b| b.peer == 2);
             if is_reported(0) && is_reported(1) {
                 break;
             }
         }
         for rank in 0..2 {
-            let broken = run.ranks[rank].wire.broken();
+            let broken = Broken::among(run.ranks[rank].wire.peers());
             assert_eq!(broken.len(), 1, "{broken:?}");
             assert!(broken[0].peer == 2 && broken[0].reason.contains("cannot be reached"), "{broken:?}");
         }
@@ -421,7 +423,7 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
             for index in 0..20 {
                 let frame = Frame { index: index * 3 + g as u64, ..Frame::new(Kind::Credit, 1) };
                 // SAFETY: no payload.
-                unsafe { group[0].0.send(1, &frame, std::ptr::null(), 0) };
+                unsafe { group[0].0.send(1, &frame, Payload::None) };
             }
         }
         // Polls of the last group make progress for the other groups too; their frames wait for their own sinks.
@@ -438,7 +440,7 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
             }
             let want: Vec<u64> = (0..20).map(|i| i * 3 + g as u64).collect();
             assert_eq!(group[1].1, want, "seed {seed}, group {g}");
-            assert!(group[0].0.drained());
+            assert!(group[0].0.is_flushed(ALL_CLASSES));
         }
         assert_eq!(srd.violations(), []);
     }
@@ -478,11 +480,12 @@ fn foreign_messages_are_dropped_without_effect_on_groups() {
             }
         }
         // SAFETY: no payload.
-        unsafe {
-            wires[0].send(1, &Frame { index: round, ..Frame::new(Kind::Credit, 1) }, std::ptr::null(), 0)
-        };
+        unsafe { wires[0].send(1, &Frame { index: round, ..Frame::new(Kind::Credit, 1) }, Payload::None) };
         (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut last)));
-        assert_eq!(wires.iter().map(|wire| wire.broken().len()).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(
+            wires.iter_mut().map(|wire| Broken::among(wire.peers()).len()).collect::<Vec<_>>(),
+            [0, 0]
+        );
         assert_eq!(last.0, round, "the group continues");
     }
     assert_eq!(lock(&endpoints[1]).foreign, 8 * 4);
@@ -505,11 +508,11 @@ fn answering_peer_is_pinged_again_after_the_ping_interval() {
     // A frame in each direction opens both windows.
     for (rank, wire) in wires.iter_mut().enumerate() {
         // SAFETY: no payload.
-        unsafe { wire.send(1 - rank, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
+        unsafe { wire.send(1 - rank, &Frame::new(Kind::Credit, 1), Payload::None) };
     }
     let mut last_ping = |waited: Option<Duration>| {
         if let Some(waited) = waited {
-            wires[0].watch(1, false, now + waited);
+            wires[0].check(now + waited, &[1]);
         }
         (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut Nothing)));
         let peers = &lock(&endpoints[0]).peers;

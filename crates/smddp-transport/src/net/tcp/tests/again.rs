@@ -9,8 +9,8 @@ use super::super::sideband::Sideband;
 use super::super::wire::TcpWire;
 use super::*;
 use crate::interface::{AddressFamily, InterfaceFilter};
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, Kind};
+use crate::net::wire::{Payload, Sink, Target, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// Number of peers: so many that the wire uses epoll.
@@ -56,10 +56,10 @@ fn frame_without_a_target_is_received_at_the_first_poll_with_one() {
     });
     for peer in 1..=PEERS {
         // SAFETY: no payload.
-        unsafe { wire.send(peer, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
+        unsafe { wire.send(peer, &Frame::new(Kind::Credit, 0), Payload::None) };
     }
     let begun = Instant::now();
-    while !responder.is_finished() || !wire.drained() {
+    while !responder.is_finished() || !wire.is_flushed(ALL_CLASSES) {
         assert!(begun.elapsed() < DEADLINE);
         wire.poll(&mut sink);
     }

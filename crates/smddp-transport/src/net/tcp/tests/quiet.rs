@@ -12,8 +12,8 @@ use super::super::sideband::Sideband;
 use super::super::wire::TcpWire;
 use super::*;
 use crate::interface::{AddressFamily, InterfaceFilter};
-use crate::net::frame::{Frame, HEADER, Kind};
-use crate::net::wire::{Broken, Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, HEADER, Kind};
+use crate::net::wire::{Broken, Payload, Sink, Target, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// Payload of every message; static memory takes the place of the staging memory.
@@ -63,23 +63,23 @@ impl SingleRank {
     fn send(&mut self) {
         let frame = Frame { bytes: PAYLOAD.len() as u64, ..Frame::new(Kind::Data, 0) };
         // SAFETY: the payload is static.
-        unsafe { self.wire.send(1, &frame, PAYLOAD.as_ptr(), self.frames) };
+        unsafe { self.wire.send(1, &frame, Payload::Borrowed { at: PAYLOAD.as_ptr(), ticket: self.frames }) };
         self.frames += 1;
     }
 
     /// Polls and checks the wire once, like a rank that waits.
     fn poll(&mut self) -> Vec<Broken> {
         self.wire.poll(&mut self.sink);
-        self.wire.check(Instant::now());
+        self.wire.check(Instant::now(), &[]);
         std::thread::park_timeout(Duration::from_millis(2));
-        self.wire.broken()
+        Broken::among(self.wire.peers())
     }
 
     /// Polls for that time, or until the peer is lost.
     fn poll_for(&mut self, time: Duration) -> Vec<Broken> {
         let begun = Instant::now();
         while begun.elapsed() < time && self.poll().is_empty() {}
-        self.wire.broken()
+        Broken::among(self.wire.peers())
     }
 
     /// Accepts the connection. Returns the peer's end after the handshake.
@@ -99,7 +99,7 @@ impl SingleRank {
         (0..16).for_each(|_| self.send());
         let peer = self.accept();
         assert_eq!(self.poll_for(Duration::from_millis(200)), []);
-        assert!(!self.wire.drained(), "the sockets have room for sixteen messages");
+        assert!(!self.wire.is_flushed(ALL_CLASSES), "the sockets have room for sixteen messages");
         peer
     }
 }
@@ -184,13 +184,13 @@ fn silent_host_is_detected_with_data_in_flight() {
     // A short frame arrives.
     let frame = Frame::new(Kind::Credit, 0);
     // SAFETY: no payload.
-    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    unsafe { rank.wire.send(1, &frame, Payload::None) };
     let peer = rank.accept();
     assert_eq!(rank.poll_for(Duration::from_millis(50)), []);
     cut_off(&rank.listener);
     cut_off(&peer);
     // SAFETY: no payload.
-    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    unsafe { rank.wire.send(1, &frame, Payload::None) };
     assert_eq!(rank.poll_for(DEADLINE), lost());
 }
 
@@ -199,20 +199,22 @@ fn lost_large_packets_are_diagnosed_while_small_ones_arrive() {
     let mut rank = SingleRank::new();
     let frame = Frame::new(Kind::Credit, 0);
     // SAFETY: no payload.
-    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    unsafe { rank.wire.send(1, &frame, Payload::None) };
     let peer = rank.accept();
     drop_large_packets(&peer, 1000);
     // SAFETY: no payload.
-    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    unsafe { rank.wire.send(1, &frame, Payload::None) };
     assert_eq!(rank.poll_for(Duration::from_millis(50)), []);
-    assert_eq!(rank.wire.unacknowledged(), [], "small packets arrive");
+    assert_eq!(rank.wire.connection_stats(1).unacknowledged_packet, None, "small packets arrive");
     rank.send();
     let begun = Instant::now();
-    while rank.wire.unacknowledged().is_empty() {
+    let payload = loop {
         assert!(begun.elapsed() < DEADLINE);
         rank.poll();
-    }
-    let [(1, payload)] = rank.wire.unacknowledged()[..] else { panic!("one connection") };
+        if let Some(payload) = rank.wire.connection_stats(1).unacknowledged_packet {
+            break payload;
+        }
+    };
     assert!(payload > 1000, "{payload}");
 }
 
@@ -241,16 +243,16 @@ fn host_lost_during_its_probe_is_detected() {
 fn wait_for(rank: &mut SingleRank, time: Duration) -> Vec<Broken> {
     let begun = Instant::now();
     while begun.elapsed() < time && rank.poll().is_empty() {
-        rank.wire.watch(1, false, Instant::now());
+        rank.wire.check(Instant::now(), &[1]);
     }
-    rank.wire.broken()
+    Broken::among(rank.wire.peers())
 }
 
 #[test]
 fn lost_host_of_an_awaited_peer_is_detected_and_a_late_peer_is_not_lost() {
     let mut rank = SingleRank::new();
     // SAFETY: no payload.
-    unsafe { rank.wire.send(1, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
+    unsafe { rank.wire.send(1, &Frame::new(Kind::Credit, 0), Payload::None) };
     let peer = rank.accept();
     // A second connection probes it, which its kernel accepts.
     assert_eq!(wait_for(&mut rank, 5 * LIMITS.lost), []);
