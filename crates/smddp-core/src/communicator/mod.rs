@@ -54,14 +54,14 @@ pub struct Communicator(Arc<SharedState>);
 impl Communicator {
     /// Creates a communicator over a group; `nodes[r]` is the node of rank `r`.
     pub fn from_group(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
-        let (rank, size) = (group.rank(), group.size());
-        let network_path = group.network_path();
+        let info = group.info().clone();
+        let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
         let topology = Topology::from_labels(nodes);
-        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&network_path));
-        let routes = group.routes().clone();
+        let (slot, assumed) = (info.inline_bytes, GroupFacts::assumed(&network_path));
+        let routes = info.routes.clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
         let facts = GroupFacts { rank, topology, slot, routes, assumed, network, canonical };
-        let (sleeper, shared_page) = (group.sleeper(), group.shared_page());
+        let (sleeper, shared_page) = (info.doorbell.clone(), info.shared_page.clone());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)

@@ -40,7 +40,8 @@ impl Communicator {
         });
         // The rank whose death ended the group: a dead group reports no more faults.
         let cause = self.0.failure.get().and_then(named);
-        let description = |rank| engine.group.describe(rank) + &error_text::last_error(&engine.group, rank);
+        let description =
+            |rank| engine.group.info().describe(rank) + &error_text::last_error(&engine.group, rank);
         lost.chain(cause).map(|rank| (rank, description(rank))).collect()
     }
 
@@ -52,7 +53,11 @@ impl Communicator {
         engine.group.straggler_query_of(ranks);
         let activity = |&rank: &usize| {
             let words = error_text::activity_of(&engine.group, &self.0.name, rank);
-            format!("{} {}", engine.group.describe(rank), words.unwrap_or("does not answer".to_owned()))
+            format!(
+                "{} {}",
+                engine.group.info().describe(rank),
+                words.unwrap_or("does not answer".to_owned())
+            )
         };
         ranks.iter().map(activity).collect()
     }

@@ -53,7 +53,7 @@ fn call_record(engine: &Engine, size: usize) -> Vec<u64> {
 fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize) -> Option<Error> {
     let each = call_records.len() / size;
     let call_record = |rank: usize| &call_records[rank * each..(rank + 1) * each];
-    let me = group.rank();
+    let me = group.info().rank;
     let calls = call_record(me)[0];
     let first = calls.saturating_sub(MAX_RECORDED as u64);
     for (index, seq) in (first..calls).enumerate() {
@@ -83,7 +83,7 @@ fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize
         return None;
     }
     let describe = |&(from, to, sent, requested): &(usize, usize, u64, u64)| {
-        let (from, to) = (group.describe(from), group.describe(to));
+        let (from, to) = (group.info().describe(from), group.info().describe(to));
         format!("{from} sent {sent} message(s) to {to}, which posted {requested} recv(s) from it")
     };
     let mut detail = unreceived.iter().take(MAX_LISTED_PAIRS).map(describe).collect::<Vec<_>>().join("; ");

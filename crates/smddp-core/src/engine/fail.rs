@@ -70,7 +70,8 @@ impl Engine {
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
         self.group.release_user_buffers();
         self.group.abort(
-            &forwarded_report.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report),
+            &forwarded_report
+                .map_or_else(|| report::own(self.group.info().rank, error), |(_, report)| report),
         );
         self.end_all(error, now);
     }
@@ -79,7 +80,7 @@ impl Engine {
     /// with the last error of this process.
     pub(crate) fn depart(&mut self, error: &Error, now: Instant) {
         let reason = error_text::departure(&self.group, &self.name, &self.oldest());
-        self.forwarded_report = Some((error.clone(), report::own(self.group.rank(), &reason)));
+        self.forwarded_report = Some((error.clone(), report::own(self.group.info().rank, &reason)));
         self.fail(error, now);
     }
 

@@ -115,7 +115,7 @@ impl Engine {
     /// Compares the call with those of the other ranks. In mismatched calls all ranks may be sending only, so that
     /// none compares the fingerprints it receives.
     fn other_call(&self, seq: u64, mine: CallFingerprint) -> Option<Mismatch> {
-        (0..self.group.size()).filter(|&rank| rank != self.group.rank()).find_map(|rank| {
+        (0..self.group.info().size).filter(|&rank| rank != self.group.info().rank).find_map(|rank| {
             let theirs = self.group.fingerprint_of(rank, seq).filter(|&theirs| theirs != mine)?;
             Some(Mismatch { rank, theirs, bytes: None })
         })
@@ -168,8 +168,8 @@ impl Engine {
             if let Some((from, reason)) = self.reported_mismatch() {
                 return self.forward_report(what, from, &reason);
             }
-            let is_drained = self.group.is_local(rank) || self.group.p2p_is_finished(rank);
-            let limit = match self.group.size() {
+            let is_drained = self.group.info().is_local(rank) || self.group.p2p_is_finished(rank);
+            let limit = match self.group.info().size {
                 2 if is_drained => Duration::ZERO,
                 _ if is_drained => REPORT_TIME,
                 _ => MESSAGE_GRACE,
@@ -188,7 +188,7 @@ impl Engine {
     /// Returns the error of the call `what` for a message of departed rank `rank` that this rank did not receive.
     fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
         let description = self.messages.first_unexpected(rank, &mut self.group)?;
-        let peer = self.group.describe(rank);
+        let peer = self.group.info().describe(rank);
         let detail =
             format!("{peer} {LEFT}; its last message to this rank has no matching recv: it {description}");
         Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
@@ -198,20 +198,21 @@ impl Engine {
     fn unreceived_of_lost(&mut self, what: &str, report: &str) -> Option<Error> {
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let rank = report::lost_rank(report)
-            .filter(|&rank| rank != self.group.rank() && rank < self.group.size())?;
+            .filter(|&rank| rank != self.group.info().rank && rank < self.group.info().size)?;
         self.departs(rank, seq).then(|| self.unreceived(what, rank)).flatten()
     }
 
     /// Returns true if rank `rank` is known to send no more messages: it leaves in call `seq`.
     fn departs(&self, rank: usize, seq: u64) -> bool {
-        self.group.is_local(rank) && self.group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving)
+        self.group.info().is_local(rank)
+            && self.group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving)
             || self.group.p2p_is_finished(rank)
     }
 
     /// Returns true if rank `rank` reports the departure of this rank while a receiver of this rank's messages may
     /// still report an unreceived one.
     fn awaits_receivers(&mut self, rank: usize, faults: &[Fault]) -> bool {
-        let me = self.group.rank();
+        let me = self.group.info().rank;
         let reports = |fault: &Fault| matches!(fault, Fault::Aborted { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let unconfirmed = self.messages.unconfirmed(&mut self.group);
@@ -356,7 +357,7 @@ impl Engine {
             if self.messages.unconfirmed(&mut self.group).is_empty() {
                 self.end_leaving(&format!(
                     "{} waits in {}",
-                    self.group.describe(found.rank),
+                    self.group.info().describe(found.rank),
                     fingerprint::call(found.theirs)
                 ));
             }
@@ -397,8 +398,8 @@ impl Engine {
                     // Other ranks may wait for this rank's part in the shutdown comparison without monitoring the lost one.
                     let what = "destroy_process_group".to_owned();
                     let error = error_text::lost(&self.group, &self.name, what, *rank, how);
-                    self.group.abort(&report::own(self.group.rank(), &error));
-                    self.end_leaving(&format!("{} has left or is lost", self.group.describe(*rank)));
+                    self.group.abort(&report::own(self.group.info().rank, &error));
+                    self.end_leaving(&format!("{} has left or is lost", self.group.info().describe(*rank)));
                     break;
                 }
                 Fault::Aborted { rank, .. } | Fault::Left { rank } => {
@@ -406,11 +407,14 @@ impl Engine {
                     if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
-                    self.end_leaving(&format!("{} has left or is lost", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} has left or is lost", self.group.info().describe(*rank)));
                     break;
                 }
                 Fault::Unreachable { rank, reason } => {
-                    self.end_leaving(&format!("{} is unreachable: {reason}", self.group.describe(*rank)));
+                    self.end_leaving(&format!(
+                        "{} is unreachable: {reason}",
+                        self.group.info().describe(*rank)
+                    ));
                     break;
                 }
                 Fault::Mismatch { .. } => {}

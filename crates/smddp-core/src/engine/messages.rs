@@ -303,7 +303,7 @@ impl MessageQueues {
             return false;
         }
         let any = self.waiting.contains_key(&None);
-        let (me, mut next, mut moved) = (group.rank(), 0, false);
+        let (me, mut next, mut moved) = (group.info().rank, 0, false);
         while let Some(from) = if any { Some(next) } else { self.next_awaited_source(next) }
             && from < self.size
         {
@@ -484,7 +484,7 @@ fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group,
         what: recv.description(),
         group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {}", group.describe(from), describe(envelope)),
+        detail: format!("{} sends {}", group.info().describe(from), describe(envelope)),
     }
 }
 
@@ -492,8 +492,10 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
     let missing: Vec<usize> = active.peer().into_iter().collect();
     let detail = match missing.first() {
         Some(&rank) => {
-            let other =
-                format!("the transfer did not begin or complete; the peer is {}", group.describe(rank));
+            let other = format!(
+                "the transfer did not begin or complete; the peer is {}",
+                group.info().describe(rank)
+            );
             [vec![other], error_text::activities(group, name, &missing)].concat().join("; ")
         }
         None => "no rank sent a message with this tag".to_owned(),

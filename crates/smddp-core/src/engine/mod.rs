@@ -101,7 +101,7 @@ impl Engine {
         counters: Arc<PathCounters>,
         recorder: Arc<Recorder>,
     ) -> Self {
-        let messages = MessageQueues::new(group.rank(), group.size(), recorder.clone());
+        let messages = MessageQueues::new(group.info().rank, group.info().size, recorder.clone());
         Self {
             group,
             queue: VecDeque::new(),
@@ -318,7 +318,7 @@ impl Engine {
     /// Sends messages that were just submitted. Between nodes the waiting thread receives, because that costs a system
     /// call per poll; a group of one node polls fully.
     pub(crate) fn start_message(&mut self) -> Result<bool, Error> {
-        if !self.group.spans_nodes() {
+        if !self.group.info().spans_nodes {
             return self.poll();
         }
         let moved = self.messages.send(&mut self.group);

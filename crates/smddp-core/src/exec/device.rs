@@ -186,7 +186,7 @@ impl DeviceExecutor<'_> {
         }
         // An input buffer that holds only this rank's block starts with that block.
         let blocks = match self.collective {
-            Collective::AllGather | Collective::Gather => self.group.rank()..self.group.rank() + 1,
+            Collective::AllGather | Collective::Gather => self.group.info().rank..self.group.info().rank + 1,
             _ => 0..self.bound.lengths[0].len(),
         };
         let base = self.slab(self.bound.lengths[0][blocks.clone()].iter().sum())?;
@@ -210,7 +210,7 @@ impl DeviceExecutor<'_> {
 
     /// Rounds an all_gather's own block to the wire format, in memory of this site, so that all ranks get equal bits.
     fn round_input(&mut self, format: Format) -> Result<(), ExecError> {
-        let block = self.group.rank();
+        let block = self.group.info().rank;
         let bytes = self.bound.length(Buffer::In, block);
         if bytes > 0 {
             let from = self.execution.address(self.bound, Buffer::In, block, 0) as Address;

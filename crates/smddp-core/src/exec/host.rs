@@ -26,7 +26,7 @@ pub(crate) fn advance(
     let mut moved = false;
     if !*begun {
         copy_input(execution);
-        let symmetric = group.has_symmetric();
+        let symmetric = group.info().has_symmetric();
         if bound.zero_copy.depends_on_overlap(symmetric) {
             execution.in_place = execution.overlaps(bound);
         }
@@ -94,7 +94,8 @@ fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySo
 
 /// Returns true if peers may be reading the user buffers of the operation.
 pub(crate) fn is_read_by_peers(bound: &BoundCall, execution: &Execution, group: &Group) -> bool {
-    bound.zero_copy.has_candidates(group.has_symmetric()) && !zero_copy_sources(bound, execution).is_empty()
+    bound.zero_copy.has_candidates(group.info().has_symmetric())
+        && !zero_copy_sources(bound, execution).is_empty()
 }
 
 /// Registers the receive targets of messages that bypass the staging slots.

@@ -31,8 +31,8 @@ pub(crate) fn mismatch(
     mine: CallFingerprint,
     found: Mismatch,
 ) -> Error {
-    let peer = group.describe(found.rank);
-    let me = group.rank();
+    let peer = group.info().describe(found.rank);
+    let me = group.info().rank;
     let detail = match found.bytes {
         Some((expected, offered)) => {
             let element = fingerprint::dtype(mine).map_or(1, DType::size) as u64;
@@ -66,8 +66,8 @@ pub(crate) fn timeout(group: &Group, name: &str, op: PendingCall) -> Error {
 /// Log text for a call that waits for late ranks. `None` if no rank is known to be late; this does not query the
 /// ranks.
 pub(crate) fn late(group: &Group, name: &str, op: PendingCall, after: Duration) -> Option<String> {
-    let absent = |&rank: &usize| rank != group.rank() && group.arrived(rank, op.seq) == Some(false);
-    let absent: Vec<usize> = (0..group.size()).filter(absent).collect();
+    let absent = |&rank: &usize| rank != group.info().rank && group.arrived(rank, op.seq) == Some(false);
+    let absent: Vec<usize> = (0..group.info().size).filter(absent).collect();
     (!absent.is_empty()).then(|| {
         let (operation, missing) = (numbered(op.collective, op.seq), report::list(group, &absent));
         format!("{operation} on group `{name}` has waited for {} s; missing: {missing}", after.as_secs())
@@ -97,7 +97,7 @@ fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
         "{} does not acknowledge data although its host answers: packets with {payload} bytes of data do not arrive there, \
          smaller ones do; compare the MTU of the interfaces on both hosts and of tunnels between them (ip link), and try \
          ping -M do -s {}",
-        group.describe(first),
+        group.info().describe(first),
         // The headers of TCP with its timestamps, less that of ICMP.
         payload + 24
     ))
@@ -107,7 +107,7 @@ fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
 /// operation but no longer answers: its host may have lost power.
 fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     let seq = op.seq;
-    let (me, size, silent, stalled) = (group.rank(), group.size(), group.silent(), group.stalled());
+    let (me, size, silent, stalled) = (group.info().rank, group.info().size, group.silent(), group.stalled());
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
         match group.arrived(rank, seq) {
@@ -153,7 +153,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     }
     parts.extend(undelivered(group, &silent));
     for (rank, state) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(MAX_QUERIED) {
-        parts.push(format!("{} {state}", group.describe(*rank)));
+        parts.push(format!("{} {state}", group.info().describe(*rank)));
     }
     if !silent.is_empty() {
         let verb = if silent.len() == 1 { "does" } else { "do" };
@@ -196,7 +196,7 @@ pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String 
 
 /// Records this error of the group for processes that later find this process dead.
 pub(crate) fn record_last_error(group: &Group, name: &str, error: &Error) {
-    record_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
+    record_error(&format!("{} of group `{name}`: {error}", group.info().describe(group.info().rank)));
 }
 
 /// Returns the last error that the process of a lost rank recorded, if any.
@@ -208,7 +208,7 @@ pub(crate) fn last_error(group: &Group, rank: usize) -> String {
 
 /// Error that the other ranks report when this rank closes the group with `pending` unfinished.
 pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
-    let me = group.rank();
+    let me = group.info().rank;
     let how =
         format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(group, me));
     lost(group, name, pending.to_owned(), me, &how)
@@ -220,7 +220,7 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
         what,
         group: name.to_owned(),
         rank,
-        who: group.describe(rank),
+        who: group.info().describe(rank),
         how: how.to_owned(),
         advice: report::LOST_ADVICE,
     }
@@ -228,7 +228,7 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
 
 /// Error of a process that cannot reach a rank which may be healthy.
 pub(crate) fn unreachable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
-    let (me, other) = (group.describe(group.rank()), group.describe(rank));
+    let (me, other) = (group.info().describe(group.info().rank), group.info().describe(rank));
     Error::System {
         what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),
         reason: reason.to_owned(),

@@ -51,9 +51,13 @@ pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
     let mut names = String::new();
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
-        names += &group.describe(rank);
+        names += &group.info().describe(rank);
         if names.len() > MAX_RANK_LIST {
-            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], MAX_RANK_LIST / 2));
+            return format!(
+                "{}, {}",
+                group.info().describe(ranks[0]),
+                ranges(&ranks[1..], MAX_RANK_LIST / 2)
+            );
         }
     }
     names
@@ -104,11 +108,11 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
     let mut fields = header.split(';');
     let kind = fields.next().unwrap_or_default();
-    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.size());
+    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.info().size);
     let origin: usize = origin.unwrap_or(from);
-    let ranks = parse_ranges(fields.next().unwrap_or_default(), group.size());
+    let ranks = parse_ranges(fields.next().unwrap_or_default(), group.info().size);
     let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
-    let reporter = group.describe(origin);
+    let reporter = group.info().describe(origin);
     let in_group = name.to_owned();
     // A report in an unknown format is quoted unchanged.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
@@ -123,7 +127,7 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
                 what,
                 group: in_group,
                 rank,
-                who: group.describe(rank),
+                who: group.info().describe(rank),
                 how: if ranks.first() == Some(&origin) {
                     text.to_owned()
                 } else {
@@ -165,7 +169,7 @@ mod tests {
     #[test]
     fn long_rank_lists_name_the_host_of_the_first_rank() {
         let group = group(300);
-        let names = [3, 5, 9].map(|rank| group.describe(rank));
+        let names = [3, 5, 9].map(|rank| group.info().describe(rank));
         assert!(names[0].starts_with("rank 3 (host "), "{names:?}");
         assert_eq!(list(&group, &[3, 9]), format!("{}, {}", names[0], names[2]));
         let many: Vec<usize> = std::iter::once(5).chain(258..270).collect();
@@ -188,8 +192,8 @@ mod tests {
         assert!(
             detail.starts_with(&format!(
                 "{} reports: barrier #7: missing: {}",
-                group.describe(9),
-                group.describe(1)
+                group.info().describe(9),
+                group.info().describe(1)
             )),
             "{detail}"
         );

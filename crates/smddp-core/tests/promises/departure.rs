@@ -1,5 +1,6 @@
 //! Orderly departure of a rank: other ranks fail only if they need it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options};
@@ -100,7 +101,11 @@ fn data_sent_before_an_immediate_departure_arrives() {
 fn departure_does_not_count_as_arrival_in_a_call() {
     let mut links = Wire::Nodes(1).links(2);
     let (mut departing, mut querying) = (links.remove(1).group, links.remove(0).group);
-    let routed = departing.route(Channels { depth: (1, 1), window: 1, ..Channels::default() });
+    let routed = departing.info().routes.route(&Arc::new(Channels {
+        depth: (1, 1),
+        window: 1,
+        ..Channels::default()
+    }));
     for (seq, routed, arrived) in [(0, routed.clone(), true), (1, routed.unannounced(), false)] {
         assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[]));
         querying.straggler_query();

@@ -182,7 +182,7 @@ impl Feed {
             depth: (2, 2),
             window: 2,
         };
-        let routed = group.route(channel_layout);
+        let routed = group.info().routes.route(&Arc::new(channel_layout));
         assert!(group.begin(0, FINGERPRINT, &routed, &[]), "the operation did not begin");
         Self { group, address, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }

@@ -3,11 +3,10 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use super::info::GroupInfo;
 use super::routes::{ChannelRoutes, RecvRoute, RoutedChannels, Routes, SendRoute};
 use crate::net::channels::RemoteChannels;
-
-use crate::process::Sleeper;
-use crate::shm::{LocalChannels, SharedPage, ZeroCopySource};
+use crate::shm::{LocalChannels, ZeroCopySource};
 use crate::{CallFingerprint, Channels, Fault, Mismatch};
 
 /// One rank's end of a communicator.
@@ -16,9 +15,8 @@ use crate::{CallFingerprint, Channels, Fault, Mismatch};
 /// releases it. `straggler_query`, `straggler_query_of`, `activity`, `abort` (50 ms) and `leave` may block. All other methods return at
 /// once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
 pub struct Group {
+    info: Arc<GroupInfo>,
     pub(super) routes: Arc<Routes>,
-    /// "rank 3 (host h1, pid 812)", by rank.
-    names: Vec<String>,
     pub(super) local: LocalChannels,
     /// Remote half of a group that spans nodes.
     pub(super) remote: Option<Remote>,
@@ -42,41 +40,33 @@ impl Group {
         local: LocalChannels,
         net: Option<RemoteChannels>,
     ) -> Self {
+        let (me, size, routes) = (routes.me, routes.size(), Arc::new(routes));
+        let info = GroupInfo {
+            rank: me,
+            size,
+            names,
+            routes: routes.clone(),
+            inline_bytes: if net.is_none() { crate::shm::SLOT_BYTES } else { 0 },
+            spans_nodes: net.is_some(),
+            network_path: net.as_ref().map_or_else(String::new, RemoteChannels::name),
+            doorbell: local.sleeper(),
+            shared_page: local.shared_page(routes.places()),
+            endpoint: local.home().map(|(endpoint, _)| endpoint),
+        };
         let remote = net.map(|net| Remote { net, routes: Arc::default(), filling: Vec::new() });
-        Self { routes: Arc::new(routes), names, local, remote }
+        Self { info: Arc::new(info), routes, local, remote }
     }
 
-    pub fn rank(&self) -> usize {
-        self.routes.me
-    }
-
-    pub fn size(&self) -> usize {
-        self.routes.size()
-    }
-
-    /// Returns the payload bytes that fit a header slot; 0 if the group spans nodes, because slots reach ranks of one node only.
-    pub fn slot_bytes(&self) -> usize {
-        if self.remote.is_none() { crate::shm::SLOT_BYTES } else { 0 }
-    }
-
-    /// Returns the location of the group's ranks, which determines the routes of channels.
-    pub fn routes(&self) -> &Arc<Routes> {
-        &self.routes
-    }
-
-    pub fn route(&self, channel_layout: Channels) -> RoutedChannels {
-        self.routes.route(&Arc::new(channel_layout))
+    /// Returns the facts about the group that do not change.
+    #[inline]
+    pub fn info(&self) -> &Arc<GroupInfo> {
+        &self.info
     }
 
     /// Polls the wire for incoming data; once before each progress pass. Returns true if it made progress.
     #[inline]
     pub fn poll_network(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.net.poll())
-    }
-
-    /// Returns true if the group has ranks on other nodes.
-    pub fn spans_nodes(&self) -> bool {
-        self.remote.is_some()
     }
 
     /// Sends queued data without polling for incoming data.
@@ -115,12 +105,6 @@ impl Group {
             }
             _ => self.local.begin(seq, fingerprint, &routed.local, sources),
         }
-    }
-
-    /// Returns true if this process has symmetric memory, which zero-copy sources may use.
-    #[inline]
-    pub fn has_symmetric(&self) -> bool {
-        self.local.has_symmetric()
     }
 
     /// Returns the next free cell of send channel `channel`.
@@ -253,11 +237,6 @@ impl Group {
         self.local.leave();
     }
 
-    /// Returns "rank 3 (host h1, pid 812)".
-    pub fn describe(&self, rank: usize) -> String {
-        self.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
-    }
-
     /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
     pub fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.net.interest(fds))
@@ -268,26 +247,11 @@ impl Group {
         self.remote.as_ref().map_or(0, |remote| remote.net.bytes_sent())
     }
 
-    /// Returns the transport between nodes; empty for a single node.
-    pub fn network_path(&self) -> String {
-        self.remote.as_ref().map_or_else(String::new, |remote| remote.net.name())
-    }
-
     /// Makes the wire reserve room for `bytes` bytes in flight to one rank of another node.
     pub fn expect(&mut self, bytes: usize) {
         if let Some(remote) = &mut self.remote {
             remote.net.expect(bytes);
         }
-    }
-
-    /// Returns the shared pages and exports of the ranks of this node; `None` for a group of one rank.
-    pub fn shared_page(&self) -> Option<Arc<SharedPage>> {
-        self.local.shared_page(self.routes.places())
-    }
-
-    /// Returns the handle with which any thread waits for incoming data.
-    pub fn sleeper(&self) -> Sleeper {
-        self.local.sleeper()
     }
 }
 

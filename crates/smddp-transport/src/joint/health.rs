@@ -88,7 +88,7 @@ impl Group {
     /// Returns the last error of the process of `rank` and its age; the text names the rank that had it. `None` if there was none,
     /// or if `rank` is on another node and has not sent its last message.
     pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
-        if rank == self.rank() {
+        if rank == self.info().rank {
             return last_error::own();
         }
         self.path_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
@@ -142,10 +142,5 @@ impl Group {
     /// Returns the round-trip time to `rank` that the kernel of this process has measured; `None` without a measurement.
     pub fn round_trip(&self, rank: usize) -> Option<Duration> {
         self.remote.as_ref()?.net.round_trip(rank)
-    }
-
-    /// Returns true if `rank` is on this node.
-    pub fn is_local(&self, rank: usize) -> bool {
-        self.path_to(rank).is_ok()
     }
 }

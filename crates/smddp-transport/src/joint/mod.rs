@@ -4,6 +4,7 @@
 pub(crate) mod fuzzing;
 mod group;
 mod health;
+mod info;
 mod join;
 mod messages;
 mod options;
@@ -13,6 +14,7 @@ mod simulated;
 mod transports;
 
 pub use group::Group;
+pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use options::{InterNode, TransportOptions};
 pub use routes::{RoutedChannels, Routes};

@@ -116,12 +116,6 @@ impl LocalChannels {
         self.home.as_ref().map(|home| (home.endpoint.clone(), home.nonce))
     }
 
-    /// Returns true if this process has symmetric memory.
-    #[inline]
-    pub(crate) fn has_symmetric(&self) -> bool {
-        self.home.as_ref().is_some_and(|home| home.endpoint.symmetric.in_use())
-    }
-
     /// Returns the offset of this rank's control block.
     #[cfg(test)]
     pub(super) fn block(&self) -> usize {

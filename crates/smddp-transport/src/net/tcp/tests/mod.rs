@@ -65,7 +65,7 @@ impl Pair {
                     return Err(fault);
                 }
                 if !opened[rank] {
-                    let routed = group.route(channel_layout(1 - rank));
+                    let routed = group.info().routes.route(&Arc::new(channel_layout(1 - rank)));
                     opened[rank] = group.begin(seq, CallFingerprint { call: 7, count: 1 }, &routed, &[]);
                     if opened[rank] {
                         let cell = group.cell(0).unwrap().cast::<u64>();

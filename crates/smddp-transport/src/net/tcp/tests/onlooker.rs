@@ -75,7 +75,7 @@ fn encrypted_traffic_hides_the_data() {
         let onlooker = Onlooker::default();
         let mut pair = onlooker.between(encrypts);
         pair.check_exchanges();
-        assert_eq!(pair.groups[0].network_path().contains("encrypted"), encrypts);
+        assert_eq!(pair.groups[0].info().network_path.contains("encrypted"), encrypts);
         for rank in [0, 1] {
             assert_eq!(
                 onlooker.has_seen(number(rank, 1)),
