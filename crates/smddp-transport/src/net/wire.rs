@@ -134,7 +134,7 @@ pub(crate) trait Wire: Send {
     /// Sends and receives what is ready, and reports it to the sink. Returns true if there was progress. Reads no
     /// clock: work that depends on the time is in [`Wire::check`].
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
-    /// Sends what can be sent at once, without receiving.
+    /// Sends queued frames as far as possible, without receiving.
     fn flush(&mut self, sink: &mut dyn Sink);
     /// Detects lost peers and does what is due by `now`; called at intervals while this rank waits. `waiting`: peers for
     /// which it waits. Their deaths are detected even if this rank sends nothing to them.
@@ -142,13 +142,11 @@ pub(crate) trait Wire: Send {
     /// Returns the present state of each peer, by rank.
     fn peers(&mut self) -> &[PeerState];
     /// Returns measurements on the connections with `peer`. Each costs system calls.
-    fn connection_stats(&self, _peer: usize) -> ConnectionStats {
-        ConnectionStats::default()
-    }
+    fn connection_stats(&self, peer: usize) -> ConnectionStats;
     /// Adds the descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. Returns `false` if this
     /// wire has to be polled, so that no thread may sleep long.
     fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
-    /// Returns true if everything that was sent on these classes has left this process. Payloads of a dead group may
+    /// Returns true if all frames that were sent on these classes have left this process. Payloads of a dead group may
     /// remain queued for ever.
     fn is_flushed(&self, classes: Classes) -> bool;
     /// Releases memory outside the staging memory: copies payloads that are still to be sent from it, and discards

@@ -143,8 +143,7 @@ impl Wire for TcpWire {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: Payload) {
-        let at = self.outgoing(peer, frame.class());
-        let conn = at.and_then(|at| self.conns[at].as_mut());
+        let conn = self.outgoing(peer, frame.class()).and_then(|at| self.conns[at].as_mut());
         match (payload, conn) {
             // SAFETY: this function has the same contract.
             (Payload::Borrowed { at, ticket }, conn) => {
