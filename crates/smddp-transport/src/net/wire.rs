@@ -134,7 +134,7 @@ pub(crate) trait Wire: Send {
     /// Sends and receives what is ready, and reports it to the sink. Returns true if there was progress. Reads no
     /// clock: work that depends on the time is in [`Wire::check`].
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
-    /// Sends queued frames as far as possible, without receiving.
+    /// Sends what can be sent at once, without receiving.
     fn flush(&mut self, sink: &mut dyn Sink);
     /// Detects lost peers and does what is due by `now`; called at intervals while this rank waits. `waiting`: peers for
     /// which it waits. Their deaths are detected even if this rank sends nothing to them.
