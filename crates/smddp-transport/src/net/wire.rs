@@ -142,13 +142,11 @@ pub(crate) trait Wire: Send {
     /// Returns the present state of each peer, by rank.
     fn peers(&mut self) -> &[PeerState];
     /// Returns measurements on the connections with `peer`. Each costs system calls.
-    fn connection_stats(&self, _peer: usize) -> ConnectionStats {
-        ConnectionStats::default()
-    }
+    fn connection_stats(&self, peer: usize) -> ConnectionStats;
     /// Adds the descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. Returns `false` if this
     /// wire has to be polled, so that no thread may sleep long.
     fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
-    /// Returns true if everything that was sent on these classes has left this process. Payloads of a dead group may
+    /// Returns true if all frames that were sent on these classes have left this process. Payloads of a dead group may
     /// remain queued for ever.
     fn is_flushed(&self, classes: Classes) -> bool;
     /// Releases memory outside the staging memory: copies payloads that are still to be sent from it, and discards

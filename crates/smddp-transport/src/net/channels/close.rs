@@ -86,9 +86,7 @@ impl RemoteChannels {
                 let mut frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
                 let mut payload = Payload::None;
                 if let Some((ago, text)) = error.as_ref().filter(|_| class == MESSAGES) {
-                    let at;
-                    (frame.bytes, frame.total, at) = leave_notice::payload(*ago, text);
-                    payload = Payload::Copied { at };
+                    (frame.bytes, frame.total, payload) = leave_notice::payload(*ago, text);
                 }
                 self.send_frame(rank, &frame, payload);
             }

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::net::frame::Frame;
+use crate::net::wire::Payload;
 
-/// Returns the fields of a `Leave` for an error: its size in bytes, its age in nanoseconds, and the address of its text.
-pub(super) fn payload(ago: Duration, text: &str) -> (u64, u64, *const u8) {
-    (text.len() as u64, u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX), text.as_ptr())
+/// Returns the fields of a `Leave` for an error: its size in bytes, its age in nanoseconds, and its text.
+pub(super) fn payload(ago: Duration, text: &str) -> (u64, u64, Payload) {
+    let nanoseconds = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+    (text.len() as u64, nanoseconds, Payload::Copied { at: text.as_ptr() })
 }
 
 /// Last error received from a peer.

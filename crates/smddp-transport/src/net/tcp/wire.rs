@@ -143,22 +143,26 @@ impl Wire for TcpWire {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: Payload) {
-        let at = self.outgoing(peer, frame.class());
-        let conn = at.and_then(|at| self.conns[at].as_mut());
-        match (payload, conn) {
-            // SAFETY: this function has the same contract.
-            (Payload::Borrowed { at, ticket }, conn) => {
+        let conn = self.outgoing(peer, frame.class()).and_then(|at| self.conns[at].as_mut());
+        match payload {
+            Payload::None => {
+                if let Some(conn) = conn {
+                    // SAFETY: no payload.
+                    unsafe { conn.send(frame, std::ptr::null(), 0) };
+                }
+            }
+            Payload::Borrowed { at, ticket } => {
+                // SAFETY: this function has the same contract.
                 if conn.is_none_or(|conn| unsafe { conn.send(frame, at, ticket) }) {
                     self.sent_tickets.push(ticket);
                 }
             }
-            // SAFETY: no payload.
-            (Payload::None, Some(conn)) => _ = unsafe { conn.send(frame, std::ptr::null(), 0) },
-            (Payload::Copied { at }, Some(conn)) => {
-                // SAFETY: this function has the same contract.
-                unsafe { conn.send_copied(frame, at, &mut |ticket| self.sent_tickets.push(ticket)) };
+            Payload::Copied { at } => {
+                if let Some(conn) = conn {
+                    // SAFETY: this function has the same contract.
+                    unsafe { conn.send_copied(frame, at, &mut |ticket| self.sent_tickets.push(ticket)) };
+                }
             }
-            (Payload::None | Payload::Copied { .. }, None) => {}
         }
     }
 
