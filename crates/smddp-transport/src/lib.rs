@@ -22,6 +22,7 @@ pub mod warning;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use joint::{Group, GroupInfo, RoutedChannels, Routes};
+pub use net::channels::Carrier;
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};
 pub use process::{Exporter, MemoryExport, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};

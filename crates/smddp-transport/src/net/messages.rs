@@ -80,8 +80,8 @@ pub(super) struct RemoteMessages {
     staging: StagingMemory,
     /// Set if the wire can send from and receive into any memory.
     in_place: bool,
-    next: MessageId,
-    outgoing: BTreeMap<MessageId, SendingMessage>,
+    next: u64,
+    outgoing: BTreeMap<u64, SendingMessage>,
     /// Bytes of this rank's eager messages that each peer has not released yet.
     unreceived: Vec<u64>,
     /// Ranks to which an eager message was sent: its confirmation would need another message.
@@ -89,7 +89,7 @@ pub(super) struct RemoteMessages {
     /// By peer: released bytes of eager messages not yet returned as credit.
     unannounced: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
-    incoming: BTreeMap<(usize, MessageId), ReceivingMessage>,
+    incoming: BTreeMap<MessageId, ReceivingMessage>,
     /// By peer: set if the last request found no announced message.
     waiting: Vec<bool>,
     /// Set if the last request for any peer found no announced message.
@@ -163,12 +163,12 @@ impl RemoteMessages {
         let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
         let requested =
             |incoming: &ReceivingMessage| incoming.region.is_some() || incoming.recv_target.is_some();
-        ranks.extend(self.incoming.iter().filter(|(_, i)| requested(i)).map(|((from, _), _)| *from));
+        ranks.extend(self.incoming.iter().filter(|(_, i)| requested(i)).map(|(message, _)| message.peer));
         ranks.extend(self.waiting.iter().enumerate().filter(|(_, waiting)| **waiting).map(|(rank, _)| rank));
         ranks
     }
 
-    fn remove_finished(&mut self, stream: MessageId) {
+    fn remove_finished(&mut self, stream: u64) {
         let done = |out: &mut SendingMessage| out.closed && out.busy.iter().all(|&busy| busy == 0);
         if self.outgoing.get_mut(&stream).is_some_and(done)
             && let Some(region) = self.outgoing.remove(&stream).and_then(|out| out.region)
@@ -203,10 +203,11 @@ impl RemoteMessages {
         if self.announced[peer].len() >= MAX_ANNOUNCED {
             return Err("more than a million messages without a matching recv");
         }
-        if self.incoming.contains_key(&(peer, frame.seq)) {
+        let message = MessageId::remote(peer, frame.seq);
+        if self.incoming.contains_key(&message) {
             return Err("two messages with the same number");
         }
-        self.announced[peer].push_back((envelope, frame.seq));
+        self.announced[peer].push_back((envelope, message));
         if envelope.bytes > 0 {
             let incoming = ReceivingMessage {
                 bytes: envelope.bytes as usize,
@@ -218,14 +219,14 @@ impl RemoteMessages {
                 received: 0,
                 released: 0,
             };
-            self.incoming.insert((peer, frame.seq), incoming);
+            self.incoming.insert(message, incoming);
         }
         Ok(())
     }
 
     /// Returns the target of a fragment; `None`: no such fragment is expected.
     pub(super) fn target(&mut self, peer: usize, frame: &Frame) -> Option<Target> {
-        let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
+        let incoming = self.incoming.get_mut(&MessageId::remote(peer, frame.seq))?;
         let whole = incoming.eager || incoming.recv_target.is_some();
         let room = if whole { incoming.fragments() } else { incoming.released + MAX_IN_FLIGHT };
         let next = frame.index == incoming.placed && incoming.placed < incoming.fragments().min(room);
@@ -268,7 +269,7 @@ impl RemoteMessages {
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq))
+        if let Some(incoming) = self.incoming.get_mut(&MessageId::remote(peer, frame.seq))
             && incoming.received < incoming.placed
         {
             incoming.received += 1;
@@ -308,10 +309,10 @@ impl MessageTransport for RemoteMessages {
             ..Frame::new(Kind::Announce, stream)
         };
         queue_control(&mut self.due, to, frame);
-        Some(stream)
+        Some(MessageId::remote(to, stream))
     }
 
-    fn send_slot(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
+    fn send_slot(&mut self, MessageId { number: stream, .. }: MessageId) -> Option<(*mut u8, usize)> {
         let out = self.outgoing.get_mut(&stream)?;
         let slot = (out.sent % MAX_IN_FLIGHT) as usize;
         if out.sent >= out.granted || out.busy[slot] > 0 {
@@ -327,7 +328,7 @@ impl MessageTransport for RemoteMessages {
         Some((self.staging.address(out.region?).wrapping_add(slot * FRAGMENT), FRAGMENT))
     }
 
-    fn publish(&mut self, stream: MessageId, bytes: usize) {
+    fn publish(&mut self, MessageId { number: stream, .. }: MessageId, bytes: usize) {
         if let Some(out) = self.outgoing.get_mut(&stream)
             && let Some(region) = out.region
         {
@@ -345,7 +346,7 @@ impl MessageTransport for RemoteMessages {
         }
     }
 
-    fn send_in_place(&mut self, stream: MessageId, at: *const u8) -> bool {
+    fn send_in_place(&mut self, MessageId { number: stream, .. }: MessageId, at: *const u8) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.in_place && out.bytes > 0) else {
             return false;
         };
@@ -360,7 +361,7 @@ impl MessageTransport for RemoteMessages {
         true
     }
 
-    fn is_sent(&mut self, stream: MessageId) -> bool {
+    fn is_sent(&mut self, MessageId { number: stream, .. }: MessageId) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream) else { return true };
         let Some(at) = out.source else { return true };
         let fragments = out.bytes.div_ceil(FRAGMENT) as u64;
@@ -380,7 +381,7 @@ impl MessageTransport for RemoteMessages {
         out.sent == fragments && out.busy.iter().all(|&busy| busy == 0)
     }
 
-    fn close(&mut self, stream: MessageId) {
+    fn close(&mut self, MessageId { number: stream, .. }: MessageId) {
         if let Some(out) = self.outgoing.get_mut(&stream) {
             out.closed = true;
         }
@@ -394,38 +395,38 @@ impl MessageTransport for RemoteMessages {
         found
     }
 
-    fn receive_into(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
-        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return false };
+    fn receive_into(&mut self, message: MessageId, at: *mut u8) -> bool {
+        let Some(incoming) = self.incoming.get_mut(&message) else { return false };
         if !self.in_place || incoming.region.is_some() {
             return false;
         }
         incoming.recv_target = Some(RecvTarget::At(at));
         if !incoming.eager {
-            let granted = Frame { index: incoming.fragments(), ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+            let granted = Frame { index: incoming.fragments(), ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
         true
     }
 
-    fn is_received(&mut self, from: usize, stream: MessageId) -> bool {
-        let Some(incoming) = self.incoming.get(&(from, stream)) else { return true };
+    fn is_received(&mut self, message: MessageId) -> bool {
+        let Some(incoming) = self.incoming.get(&message) else { return true };
         if incoming.received < incoming.fragments() {
             return false;
         }
         if incoming.eager {
-            self.return_credit(from, incoming.bytes as u64);
+            self.return_credit(message.peer, incoming.bytes as u64);
         }
-        self.incoming.remove(&(from, stream));
+        self.incoming.remove(&message);
         true
     }
 
-    fn recv_slot(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
-        let incoming = self.incoming.get_mut(&(from, stream))?;
+    fn recv_slot(&mut self, message: MessageId) -> Option<(*const u8, usize)> {
+        let incoming = self.incoming.get_mut(&message)?;
         if !incoming.eager && incoming.region.is_none() {
             incoming.region = self.staging.take(MAX_IN_FLIGHT as usize * FRAGMENT);
             incoming.region?;
-            let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+            let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
         if incoming.received <= incoming.released {
             return None;
@@ -437,21 +438,21 @@ impl MessageTransport for RemoteMessages {
         Some((self.staging.address(incoming.region?).wrapping_add(slot).cast_const(), FRAGMENT))
     }
 
-    fn release(&mut self, from: usize, stream: MessageId) {
-        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
+    fn release(&mut self, message: MessageId) {
+        let Some(incoming) = self.incoming.get_mut(&message) else { return };
         incoming.released += 1;
         let (bytes, eager, over) =
             (incoming.bytes as u64, incoming.eager, incoming.released >= incoming.fragments());
         if !eager && incoming.released + MAX_IN_FLIGHT <= incoming.fragments() {
             let granted =
-                Frame { index: incoming.released + MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+                Frame { index: incoming.released + MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
-        if over && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region) {
+        if over && let Some(region) = self.incoming.remove(&message).and_then(|i| i.region) {
             self.staging.give(region);
         }
         if eager {
-            self.return_credit(from, bytes);
+            self.return_credit(message.peer, bytes);
         }
     }
 
