@@ -20,6 +20,7 @@ use smddp_base::{CloseOnFork, lock};
 pub use smddp_base::{fork, threads, warning};
 
 pub use joint::{Group, GroupInfo, RoutedChannels, Routes};
+pub use net::channels::Carrier;
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};
 pub use process::{Exporter, MemoryExport, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};

@@ -8,8 +8,26 @@ pub struct Envelope {
     pub bytes: u64,
 }
 
-/// Handle of one message at its sender or at its receiver.
-pub type MessageId = u64;
+/// A message at its sender or at its receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MessageId {
+    /// The transport between nodes carries the message.
+    pub(crate) is_remote: bool,
+    /// Index of the peer on this node, or its rank if it is on another node.
+    pub(crate) peer: usize,
+    /// Number of the message in its transport.
+    pub(crate) number: u64,
+}
+
+impl MessageId {
+    pub(crate) const fn local(peer: usize, number: u64) -> Self {
+        Self { is_remote: false, peer, number }
+    }
+
+    pub(crate) const fn remote(peer: usize, number: u64) -> Self {
+        Self { is_remote: true, peer, number }
+    }
+}
 
 /// Messages of one rank over one transport. No method blocks; `None` or `false` means "not yet".
 pub trait MessageTransport {
@@ -34,19 +52,19 @@ pub trait MessageTransport {
     fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
     /// Receives a whole message into `at` instead of through slots. `at` must have room for all of it until [`Self::is_received`]
     /// returns true or the group releases user buffers. `false`: the message arrives in slots.
-    fn receive_into(&mut self, _from: usize, _message: MessageId, _at: *mut u8) -> bool {
+    fn receive_into(&mut self, _message: MessageId, _at: *mut u8) -> bool {
         false
     }
     /// Returns true once a message received in place is complete. Must not be called again for that message afterwards.
-    fn is_received(&mut self, _from: usize, _message: MessageId) -> bool {
+    fn is_received(&mut self, _message: MessageId) -> bool {
         true
     }
     /// Returns the next fragment of an incoming message: its address and its size in bytes. Valid until the next call.
-    fn recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
+    fn recv_slot(&mut self, message: MessageId) -> Option<(*const u8, usize)>;
     /// Releases the fragment that [`Self::recv_slot`] returned last.
-    fn release(&mut self, from: usize, message: MessageId);
-    /// Records that this rank has received one more message of `from`.
-    fn confirm(&mut self, _from: usize) {}
+    fn release(&mut self, message: MessageId);
+    /// Confirms the receipt of a message to its sender.
+    fn confirm(&mut self, _message: MessageId) {}
     /// Returns true if `to` is known to have received all messages of this rank, or to have a recv for each.
     fn is_confirmed(&self, to: usize) -> bool;
 }

@@ -72,11 +72,11 @@ fn ended_groups_release_control_blocks_rings_and_regions() {
             exchange(&mut links, seq, [100, 70_000, large][(round + seq as usize) % 3]);
         }
         // One message that is not received, and one that is only announced.
-        let message = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
-        links[0].p2p().send_slot(message).unwrap();
-        links[0].p2p().publish(message, 5000);
-        links[0].p2p().close(message);
-        links[1].p2p().announce(0, Envelope { tag: 2, dtype: 0, bytes: 1 << 20 }).unwrap();
+        let message = links[0].messages().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
+        links[0].messages().send_slot(message).unwrap();
+        links[0].messages().publish(message, 5000);
+        links[0].messages().close(message);
+        links[1].messages().announce(0, Envelope { tag: 2, dtype: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
         if round == 1000 {
             early = Some((endpoint.staging(), resident()));

@@ -128,7 +128,7 @@ impl Engine {
         if !self.announced_last && self.is_leaving() && self.messages.all_announced() {
             self.announced_last = true;
             for rank in self.messages.message_log.receivers() {
-                self.group.p2p_announce_last(rank);
+                self.group.messages().announce_last(rank);
             }
         }
     }

@@ -1,18 +1,22 @@
 //! Send and recv. Messages are numbered per ordered pair of ranks in wire order, matched by tag, and independent of
 //! collectives.
 
+#[cfg(test)]
+mod tests;
+mod transfer;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::{Envelope, Group, MessageId};
 
+use self::transfer::MessageBuffer;
 use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};
 use crate::call::types::DType;
 use crate::error::Error;
 use crate::failure::call_log::MessageLog;
 use crate::failure::error_text;
-use crate::kernels;
 use crate::observe::recorder::{Outcome, Recorder};
 use crate::sync::completion::Completion;
 
@@ -26,17 +30,6 @@ pub(crate) struct Request {
     pub(crate) timeout: Duration,
     pub(crate) submitted: Instant,
     pub(crate) work: Arc<Completion>,
-}
-
-/// Memory through which the bytes of a message move.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum MessageBuffer {
-    /// Undecided: the message is not announced or matched yet.
-    Unknown,
-    /// Slots of the transport.
-    Slots,
-    /// None: the bytes are sent from, or received in, the caller's buffer.
-    InPlace,
 }
 
 /// A send or recv in progress.
@@ -202,7 +195,7 @@ impl MessageQueues {
     pub(crate) fn unconfirmed(&self, group: &mut Group) -> Vec<usize> {
         let waits = |to| self.sends.iter().any(|send| send.post.direction == Direction::To(to));
         let mut ranks = self.message_log.receivers();
-        ranks.retain(|&to| waits(to) || !group.p2p_is_confirmed(to));
+        ranks.retain(|&to| waits(to) || !group.messages().is_confirmed(to));
         ranks
     }
 
@@ -246,57 +239,6 @@ impl MessageQueues {
         Ok(moved)
     }
 
-    /// Advances pending sends. Returns true if anything moved.
-    pub(crate) fn send(&mut self, group: &mut Group) -> bool {
-        let mut moved = false;
-        // Announcements keep their order per receiver; the bytes of different messages may interleave.
-        self.polls += 1;
-        self.deferred.resize(if self.sends.is_empty() { 0 } else { self.size }, 0);
-        let (poll, deferred) = (self.polls, &mut self.deferred);
-        self.sends.retain_mut(|send| {
-            let Direction::To(to) = send.post.direction else { return true };
-            let bytes = send.bytes();
-            if send.stream.is_none() && deferred[to] != poll {
-                let envelope =
-                    Envelope { tag: send.post.tag, dtype: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = group.p2p_announce(to, envelope);
-                if send.stream.is_some() {
-                    self.recorder.begun(send.seq);
-                    moved = true;
-                }
-            }
-            let Some(stream) = send.stream else {
-                deferred[to] = poll;
-                return true;
-            };
-            if send.buffer == MessageBuffer::Unknown {
-                let in_place = group.p2p_send_in_place(to, stream, send.post.ptr as *const u8);
-                send.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
-            }
-            if send.buffer == MessageBuffer::InPlace {
-                if !group.p2p_is_sent(to, stream) {
-                    return true;
-                }
-                (send.moved, moved) = (bytes, true);
-            }
-            while send.moved < bytes {
-                let Some((slot, slot_bytes)) = group.p2p_send_slot(to, stream) else { return true };
-                let part = slot_bytes.min(bytes - send.moved);
-                // SAFETY: this rank owns the slot, which has `slot_bytes` bytes. The buffer holds `bytes` bytes and is
-                // valid until the operation is over. This thread owns the engine.
-                unsafe { kernels::copy(slot, (send.post.ptr + send.moved) as *const u8, part, false) };
-                group.p2p_publish(to, stream, part);
-                send.moved += part;
-                moved = true;
-            }
-            group.p2p_close(to, stream);
-            self.recorder.over(send.seq, Outcome::Ok);
-            send.post.work.finish(Ok(()));
-            false
-        });
-        moved
-    }
-
     /// Reads the announcements of all ranks from which a recv awaits a message.
     fn take_announcements(&mut self, group: &mut Group) -> bool {
         if self.waiting.is_empty() {
@@ -317,7 +259,7 @@ impl MessageQueues {
 
     fn take_announced(&mut self, from: usize, group: &mut Group) -> bool {
         let mut moved = false;
-        while let Some((envelope, stream)) = group.p2p_next_announced(from) {
+        while let Some((envelope, stream)) = group.messages().next_announced(from) {
             let number = self.next_order();
             self.match_message(Unexpected { number, from, envelope, stream });
             moved = true;
@@ -371,40 +313,6 @@ impl MessageQueues {
         self.recorder.begun(recv.seq);
         recv.post.work.set_source(from);
         self.recvs.push(recv);
-    }
-
-    fn receive(&mut self, group: &mut Group) -> bool {
-        let mut moved = false;
-        self.recvs.retain_mut(|recv| {
-            let bytes = recv.bytes();
-            let Some(stream) = recv.stream else { return true };
-            if recv.buffer == MessageBuffer::Unknown {
-                let in_place = group.p2p_receive_into(recv.from, stream, recv.post.ptr as *mut u8);
-                recv.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
-            }
-            if recv.buffer == MessageBuffer::InPlace {
-                if !group.p2p_is_received(recv.from, stream) {
-                    return true;
-                }
-                recv.moved = bytes;
-            }
-            while recv.moved < bytes {
-                let Some((part, slot_bytes)) = group.p2p_recv_slot(recv.from, stream) else { return true };
-                let length = slot_bytes.min(bytes - recv.moved);
-                // SAFETY: the slot holds `slot_bytes` bytes until it is released. The buffer has `bytes` bytes and is
-                // valid until the operation is over. This thread owns the engine.
-                unsafe { kernels::copy((recv.post.ptr + recv.moved) as *mut u8, part, length, false) };
-                group.p2p_release(recv.from, stream);
-                recv.moved += length;
-                moved = true;
-            }
-            moved = true;
-            group.p2p_confirm(recv.from);
-            self.recorder.over(recv.seq, Outcome::Ok);
-            recv.post.work.finish(Ok(()));
-            false
-        });
-        moved
     }
 
     /// Returns the peers of all messages past their deadline; `None` if all are within their deadline.
@@ -502,50 +410,4 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
     };
     let (what, group) = (active.description(), name.to_owned());
     Error::Timeout { what, group, after: active.post.timeout, missing, detail }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::for_tests::group;
-    use smddp_plan::Topology;
-
-    fn recorder() -> Arc<Recorder> {
-        Recorder::new(("test", "shm"), 0, &Topology::single(2), Arc::default(), 4)
-    }
-
-    fn recv(into: &mut [f32], tag: u64) -> Request {
-        Request {
-            direction: Direction::From(1),
-            ptr: into.as_mut_ptr() as usize,
-            count: into.len(),
-            dtype: DType::F32,
-            tag,
-            timeout: Duration::MAX,
-            submitted: Instant::now(),
-            work: Arc::new(Completion::default()),
-        }
-    }
-
-    /// Returns the shortest time of several runs, to exclude interference from other processes.
-    fn shortest_time(group: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut messages = MessageQueues::new(0, size, recorder());
-        let mut into = [0f32; 1];
-        (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
-        let polls = |messages: &mut MessageQueues, group: &mut Group| {
-            let begun = Instant::now();
-            for _ in 0..30 {
-                assert!(!messages.poll(group, "test").unwrap());
-            }
-            begun.elapsed()
-        };
-        (0..5).map(|_| polls(&mut messages, group)).min().unwrap()
-    }
-
-    #[test]
-    fn poll_cost_is_independent_of_waiting_receives_and_silent_ranks() {
-        let mut group = group(1000);
-        let (few, many) = (shortest_time(&mut group, 2, 1), shortest_time(&mut group, 1000, 2000));
-        assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
-    }
 }

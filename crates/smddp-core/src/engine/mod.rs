@@ -316,14 +316,9 @@ impl Engine {
     }
 
     /// Sends messages that were just submitted. Between nodes the waiting thread receives, because that costs a system
-    /// call per poll; a group of one node polls fully.
+    /// call per poll; a group of one node polls fully. A flush must follow.
     pub(crate) fn start_message(&mut self) -> Result<bool, Error> {
-        if !self.group.info().spans_nodes {
-            return self.poll();
-        }
-        let moved = self.messages.send(&mut self.group);
-        self.group.push();
-        Ok(moved)
+        if self.group.info().spans_nodes { Ok(self.messages.send(&mut self.group)) } else { self.poll() }
     }
 
     /// Completes an operation for which this host has no more work.

@@ -14,7 +14,7 @@ use crate::net::tcp::TcpAddress;
 use crate::net::tcp::address::{ACCEPTED, HELLO};
 use crate::net::tcp::address::{Credential, Hello, Purpose};
 use crate::token::{Initiator, NONCE, REPLY, Responder, Token};
-use crate::{CallFingerprint, Channels, Envelope, Fault, Group, RecvChannel, SendChannel};
+use crate::{CallFingerprint, Channels, Envelope, Fault, Group, MessageId, RecvChannel, SendChannel};
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
 pub(crate) const CELL: usize = 5_000;
@@ -143,7 +143,7 @@ pub(crate) struct Feed {
     token: Arc<Token>,
     /// Keeps the address in rank 0's rank info valid.
     _other: Prepared,
-    streams: Vec<(Envelope, u64)>,
+    streams: Vec<(Envelope, MessageId)>,
     /// Received and released messages.
     pub(crate) read: u64,
     written: u64,
@@ -235,18 +235,19 @@ impl Feed {
             self.group.release(0);
             self.read += 1;
         }
-        while let Some(envelope) = self.group.p2p_next_announced(0) {
+        while let Some(envelope) = self.group.messages().next_announced(0) {
             self.streams.push(envelope);
         }
         for at in (0..self.streams.len()).rev() {
             let (envelope, stream) = self.streams[at];
             let mut left = envelope.bytes;
-            while left > 0
-                && let Some((piece, room)) = self.group.p2p_recv_slot(0, stream)
-            {
+            while left > 0 {
+                let Some((piece, room)) = self.group.messages().carrier(stream).recv_slot(stream) else {
+                    break;
+                };
                 // SAFETY: the fragment has `room` bytes until it is released.
                 std::hint::black_box(unsafe { piece.add(room - 1).read() });
-                self.group.p2p_release(0, stream);
+                self.group.messages().carrier(stream).release(stream);
                 left -= left.min(room as u64);
             }
             self.streams[at].0.bytes = left;

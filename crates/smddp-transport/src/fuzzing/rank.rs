@@ -28,7 +28,6 @@ pub(super) fn peer(script: &mut Script<'_>) -> usize {
 
 /// Point-to-point message in transfer.
 struct Transfer {
-    peer: usize,
     stream: MessageId,
     bytes: u64,
     transferred: u64,
@@ -195,11 +194,11 @@ impl Rank {
         if self.sends.len() < 4 && !self.failed {
             let (to, bytes) = (peer(script), script.number() % (600 << 10));
             let envelope = Envelope { tag: 1, dtype: 2, bytes };
-            if let Some(stream) = self.net.p2p(|messages| messages.announce(to, envelope)) {
+            let announced = self.net.messages().announce(to, envelope);
+            if let Some(stream) = announced {
                 let memory = vec![1; bytes as usize].into_boxed_slice();
-                let zero_copy = self.net.p2p(|messages| messages.send_in_place(stream, memory.as_ptr()));
+                let zero_copy = self.net.messages().send_in_place(stream, memory.as_ptr());
                 self.sends.push(Transfer {
-                    peer: to,
                     stream,
                     bytes,
                     transferred: 0,
@@ -213,64 +212,56 @@ impl Rank {
         let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
         if self.sends[at].memory.is_some() {
             let stream = self.sends[at].stream;
-            if !self.net.p2p(|messages| messages.is_sent(stream)) {
+            if !self.net.messages().is_sent(stream) {
                 return;
             }
             self.sends[at].transferred = self.sends[at].bytes;
         }
         while self.sends[at].transferred < self.sends[at].bytes {
             let send = &self.sends[at];
-            let Some((send_slot, room)) = self.net.p2p(|messages| messages.send_slot(send.stream)) else {
+            let Some((send_slot, room)) = self.net.messages().send_slot(send.stream) else {
                 return;
             };
             let piece = room.min((send.bytes - send.transferred) as usize);
             self.check_owned(send_slot, piece, "a fragment to be filled");
             // SAFETY: `check_owned` checked the memory of this message; single-threaded.
             unsafe { send_slot.write_bytes(1, piece) };
-            self.net.p2p(|messages| messages.publish(send.stream, piece));
+            self.net.messages().publish(send.stream, piece);
             self.sends[at].transferred += piece as u64;
         }
         let done = self.sends.swap_remove(at);
-        self.net.p2p(|messages| messages.close(done.stream));
+        self.net.messages().close(done.stream);
     }
 
     fn p2p(&mut self, script: &mut Script<'_>) {
         let from = peer(script);
-        if let Some((envelope, stream)) = self.net.p2p(|messages| messages.next_announced(from)) {
+        let announced = self.net.messages().next_announced(from);
+        if let Some((envelope, stream)) = announced {
             // A matching receive has a buffer of this size; larger messages match none.
             if envelope.bytes <= 1 << 20 {
                 let mut memory = vec![0; envelope.bytes as usize].into_boxed_slice();
-                let in_place = script.yes()
-                    && self.net.p2p(|messages| messages.receive_into(from, stream, memory.as_mut_ptr()));
+                let in_place = script.yes() && self.net.messages().receive_into(stream, memory.as_mut_ptr());
                 let memory = in_place.then_some(memory);
-                self.receives.push(Transfer {
-                    peer: from,
-                    stream,
-                    bytes: envelope.bytes,
-                    transferred: 0,
-                    memory,
-                });
+                self.receives.push(Transfer { stream, bytes: envelope.bytes, transferred: 0, memory });
             }
         }
         let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
         if self.receives[at].memory.is_some() {
-            let (from, stream) = (self.receives[at].peer, self.receives[at].stream);
-            if !self.net.p2p(|messages| messages.is_received(from, stream)) {
+            let stream = self.receives[at].stream;
+            if !self.net.messages().is_received(stream) {
                 return;
             }
             self.receives[at].transferred = self.receives[at].bytes;
         }
         while self.receives[at].transferred < self.receives[at].bytes {
             let receive = &self.receives[at];
-            let Some((recv_slot, room)) =
-                self.net.p2p(|messages| messages.recv_slot(receive.peer, receive.stream))
-            else {
+            let Some((recv_slot, room)) = self.net.messages().recv_slot(receive.stream) else {
                 return;
             };
             let length = room.min((receive.bytes - receive.transferred) as usize);
             assert!(length > 0, "an empty fragment would cause an endless loop");
             self.check_owned(recv_slot, length, "a fragment");
-            self.net.p2p(|messages| messages.release(receive.peer, receive.stream));
+            self.net.messages().release(receive.stream);
             self.receives[at].transferred += length as u64;
         }
         self.receives.swap_remove(at);

@@ -180,28 +180,28 @@ impl Pair {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 3 {
             let bytes = script.number() % (300 << 10);
-            if let Some(stream) = self.link.p2p().announce(1, Envelope { tag: 1, dtype: 2, bytes }) {
+            if let Some(stream) = self.link.messages().announce(1, Envelope { tag: 1, dtype: 2, bytes }) {
                 self.sends.push((stream, bytes, 0));
             }
         }
         let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
         let (stream, bytes, mut transferred) = self.sends[at];
         while transferred < bytes {
-            let Some((send_slot, room)) = self.link.p2p().send_slot(stream) else { break };
+            let Some((send_slot, room)) = self.link.messages().send_slot(stream) else { break };
             let piece = room.min((bytes - transferred) as usize);
             self.check_shared(send_slot, piece);
-            self.link.p2p().publish(stream, piece);
+            self.link.messages().publish(stream, piece);
             transferred += piece as u64;
         }
         self.sends[at].2 = transferred;
         if transferred == bytes {
             self.sends.swap_remove(at);
-            self.link.p2p().close(stream);
+            self.link.messages().close(stream);
         }
     }
 
     fn p2p(&mut self) {
-        if let Some((envelope, stream)) = self.link.p2p().next_announced(1)
+        if let Some((envelope, stream)) = self.link.messages().next_announced(1)
             && envelope.bytes <= 1 << 20
         {
             self.receives.push((stream, envelope.bytes, 0));
@@ -210,14 +210,14 @@ impl Pair {
         while at < self.receives.len() {
             let (stream, bytes, mut transferred) = self.receives[at];
             while transferred < bytes {
-                let Some((recv_slot, room)) = self.link.p2p().recv_slot(1, stream) else { break };
+                let Some((recv_slot, room)) = self.link.messages().recv_slot(stream) else { break };
                 let length = room.min((bytes - transferred) as usize);
                 assert!(length > 0, "an empty fragment would cause an endless loop");
                 // Inline payloads were copied with their announcement.
                 if bytes > INLINE_BYTES as u64 {
                     self.check_shared(recv_slot, length);
                 }
-                self.link.p2p().release(1, stream);
+                self.link.messages().release(stream);
                 transferred += length as u64;
             }
             self.receives[at].2 = transferred;

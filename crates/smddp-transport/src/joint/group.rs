@@ -69,13 +69,6 @@ impl Group {
         self.remote.as_mut().is_some_and(|remote| remote.net.poll())
     }
 
-    /// Sends queued data without polling for incoming data.
-    pub fn push(&mut self) {
-        if let Some(remote) = &mut self.remote {
-            remote.net.push();
-        }
-    }
-
     /// Returns true if data of operations that have ended here is still to be sent, so that the group needs further progress.
     #[inline]
     pub fn busy(&self) -> bool {
@@ -215,10 +208,14 @@ impl Group {
         self.local.assume_distant_readers();
     }
 
-    /// Wakes sleeping ranks after data was published. Call it before this rank does other work.
+    /// Notifies sleeping ranks of published data and sends queued announcements of messages, without polling for incoming data. Call
+    /// it before this rank does other work.
     #[inline]
     pub fn flush(&mut self) {
         self.local.flush();
+        if let Some(remote) = &mut self.remote {
+            remote.net.flush();
+        }
     }
 
     /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes.

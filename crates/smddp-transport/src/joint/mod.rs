@@ -16,6 +16,7 @@ mod transports;
 pub use group::Group;
 pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
+pub use messages::Messages;
 pub use options::{InterNode, TransportOptions};
 pub use routes::{RoutedChannels, Routes};
 pub use scripted::WireScript;

@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::carrier::Carrier;
 use self::state::{ChannelState, PeerRecord};
 use super::frame::{ALL_CLASSES, Frame, Kind};
 use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
@@ -18,8 +19,9 @@ use super::tcp::{ProcessLiveness, Sideband};
 use super::wire::{Payload, Ticket, Wire};
 use crate::fork;
 use crate::process::{Endpoint, StagingMemory};
-use crate::{CallFingerprint, MessageTransport, Mismatch};
+use crate::{CallFingerprint, Mismatch};
 
+mod carrier;
 mod close;
 mod health;
 mod leave_notice;
@@ -66,6 +68,8 @@ pub(crate) struct RemoteChannels {
     watched: Vec<usize>,
     /// State for the operation in progress.
     wait_notice: WaitNotice,
+    /// Set if calls for messages have sent frames since the last flush. The wire may have queued them.
+    unflushed: bool,
     forks: u32,
 }
 
@@ -111,6 +115,7 @@ impl RemoteChannels {
             left_group: false,
             watched: Vec::new(),
             wait_notice: WaitNotice::default(),
+            unflushed: false,
             forks: fork::generation(),
         }
     }
@@ -123,9 +128,11 @@ impl RemoteChannels {
         self.wire.poll(&mut self.state) | self.send_queued()
     }
 
-    /// Sends queued frames without a poll for incoming ones.
-    pub(crate) fn push(&mut self) {
-        self.wire.flush(&mut self.state);
+    /// Sends the frames of messages that the wire has queued, without a poll for incoming ones.
+    pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.unflushed) {
+            self.wire.flush(&mut self.state);
+        }
     }
 
     pub(crate) fn busy(&self) -> bool {
@@ -326,11 +333,9 @@ impl RemoteChannels {
         self.wire.set_in_flight(bytes);
     }
 
-    /// Calls `call` with the messages to ranks of other nodes, and sends the frames that it queued.
-    pub(crate) fn p2p<T>(&mut self, call: impl FnOnce(&mut dyn MessageTransport) -> T) -> T {
-        let outcome = call(&mut self.state.messages);
-        self.send_queued();
-        outcome
+    /// Returns the messages to and from ranks of other nodes.
+    pub(crate) fn messages(&mut self) -> Carrier<'_> {
+        Carrier::remote(self)
     }
 
     /// Sends the queued frames of messages; returns true if there were any.

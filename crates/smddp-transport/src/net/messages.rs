@@ -82,8 +82,8 @@ pub(super) struct RemoteMessages {
     staging: StagingMemory,
     /// Set if the wire can send from and receive into any memory.
     in_place: bool,
-    next: MessageId,
-    outgoing: BTreeMap<MessageId, SendingMessage>,
+    next: u64,
+    outgoing: BTreeMap<u64, SendingMessage>,
     /// Bytes of this rank's eager messages that each peer has not released yet.
     unreceived: Vec<u64>,
     /// Ranks to which an eager message was sent: its confirmation would need another message.
@@ -91,7 +91,7 @@ pub(super) struct RemoteMessages {
     /// By peer: released bytes of eager messages not yet returned as credit.
     unannounced: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
-    incoming: BTreeMap<(usize, MessageId), ReceivingMessage>,
+    incoming: BTreeMap<MessageId, ReceivingMessage>,
     /// By peer: set if the last request found no announced message.
     waiting: Vec<bool>,
     /// Set if the last request for any peer found no announced message.
@@ -162,12 +162,12 @@ impl RemoteMessages {
         let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
         let requested =
             |incoming: &ReceivingMessage| incoming.region.is_some() || incoming.recv_target.is_some();
-        ranks.extend(self.incoming.iter().filter(|(_, i)| requested(i)).map(|((from, _), _)| *from));
+        ranks.extend(self.incoming.iter().filter(|(_, i)| requested(i)).map(|(message, _)| message.peer));
         ranks.extend(self.waiting.iter().enumerate().filter(|(_, waiting)| **waiting).map(|(rank, _)| rank));
         ranks
     }
 
-    fn remove_finished(&mut self, stream: MessageId) {
+    fn remove_finished(&mut self, stream: u64) {
         let done = |out: &mut SendingMessage| out.closed && out.busy.iter().all(|&busy| busy == 0);
         if self.outgoing.get_mut(&stream).is_some_and(done)
             && let Some(region) = self.outgoing.remove(&stream).and_then(|out| out.region)
@@ -202,10 +202,11 @@ impl RemoteMessages {
         if self.announced[peer].len() >= MAX_ANNOUNCED {
             return Err("more than a million messages without a matching recv");
         }
-        if self.incoming.contains_key(&(peer, frame.seq)) {
+        let message = MessageId::remote(peer, frame.seq);
+        if self.incoming.contains_key(&message) {
             return Err("two messages with the same number");
         }
-        self.announced[peer].push_back((envelope, frame.seq));
+        self.announced[peer].push_back((envelope, message));
         if envelope.bytes > 0 {
             let incoming = ReceivingMessage {
                 bytes: envelope.bytes as usize,
@@ -217,14 +218,14 @@ impl RemoteMessages {
                 received: 0,
                 released: 0,
             };
-            self.incoming.insert((peer, frame.seq), incoming);
+            self.incoming.insert(message, incoming);
         }
         Ok(())
     }
 
     /// Returns the target of a fragment; `None`: no such fragment is expected.
     pub(super) fn target(&mut self, peer: usize, frame: &Frame) -> Option<Target> {
-        let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
+        let incoming = self.incoming.get_mut(&MessageId::remote(peer, frame.seq))?;
         let whole = incoming.eager || incoming.recv_target.is_some();
         let room = if whole { incoming.fragments() } else { incoming.released + MAX_IN_FLIGHT };
         let next = frame.index == incoming.placed && incoming.placed < incoming.fragments().min(room);
@@ -267,7 +268,7 @@ impl RemoteMessages {
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq))
+        if let Some(incoming) = self.incoming.get_mut(&MessageId::remote(peer, frame.seq))
             && incoming.received < incoming.placed
         {
             incoming.received += 1;

@@ -329,7 +329,7 @@ impl LocalChannels {
     }
 
     /// Returns the point-to-point messages with the ranks of this node.
-    pub fn p2p(&mut self) -> &mut dyn MessageTransport {
+    pub fn messages(&mut self) -> &mut (dyn MessageTransport + 'static) {
         &mut self.messages
     }
 

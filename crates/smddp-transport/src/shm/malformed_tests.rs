@@ -131,23 +131,23 @@ fn malformed_message_fields_do_not_panic_the_receiver() {
         for value in EVIL {
             let mut links = pair();
             let envelope = Envelope { tag: 1, dtype: 0, bytes: bytes as u64 };
-            let message = links[1].p2p().announce(0, envelope).unwrap();
-            links[1].p2p().send_slot(message).unwrap();
-            links[1].p2p().publish(message, bytes);
+            let message = links[1].messages().announce(0, envelope).unwrap();
+            links[1].messages().send_slot(message).unwrap();
+            links[1].messages().publish(message, bytes);
             let place = links[1].block() + MESSAGE_RINGS;
             let ring = get(&links[1], place);
             // The offset of the ring, the number of messages read from it, and the fields of the announcement.
             let at =
                 if field == 0 { place } else { ring + if field == 1 { 0 } else { LINE + 8 * (field - 2) } };
             set(&links[1], at, value);
-            if let Some((_, message)) = links[0].p2p().next_announced(1) {
+            if let Some((_, message)) = links[0].messages().next_announced(1) {
                 for _ in 0..3 {
-                    if links[0].p2p().recv_slot(1, message).is_some() {
-                        links[0].p2p().release(1, message);
+                    if links[0].messages().recv_slot(message).is_some() {
+                        links[0].messages().release(message);
                     }
                 }
             }
-            let _ = links[1].p2p().announce(0, envelope);
+            let _ = links[1].messages().announce(0, envelope);
             reported += usize::from(names_rank_1(&mut links[0]));
             set(&links[1], place, ring as u64);
         }

@@ -163,7 +163,9 @@ impl LocalMessages {
 
     /// Closes all messages when the group ends. Rings are released once their receivers have finished with the group.
     pub(super) fn drain(&mut self) {
-        for message in self.outgoing.iter().map(|(message, _)| message as MessageId).collect::<Vec<_>>() {
+        for message in
+            self.outgoing.iter().map(|(at, out)| MessageId::local(out.to, at as u64)).collect::<Vec<_>>()
+        {
             self.close(message);
         }
         let rings = std::mem::take(&mut self.rings);
@@ -225,11 +227,12 @@ impl MessageTransport for LocalMessages {
         if fragments != 1 {
             self.write_announcement(home, &out);
         }
-        Some(self.outgoing.insert(out) as MessageId)
+        Some(MessageId::local(to, self.outgoing.insert(out) as u64))
     }
 
     fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
-        let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message as usize)?);
+        let (memory, out) =
+            (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message.number as usize)?);
         let at = match out.region {
             None if out.sent == out.fragments => return None,
             None => entry(self.rings[out.to].at, out.number) + BODY,
@@ -246,10 +249,10 @@ impl MessageTransport for LocalMessages {
     }
 
     fn publish(&mut self, message: MessageId, _bytes: usize) {
-        if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(message as usize)) {
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(message.number as usize)) {
             out.sent += 1;
             if out.fragments == 1 {
-                self.write_announcement(home, &self.outgoing[message as usize]);
+                self.write_announcement(home, &self.outgoing[message.number as usize]);
             } else if let Some(region) = out.region {
                 home.endpoint.memory.counter(region.offset).publish(out.sent);
                 self.ranks.notify(out.to);
@@ -258,7 +261,7 @@ impl MessageTransport for LocalMessages {
     }
 
     fn close(&mut self, message: MessageId) {
-        if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message as usize))
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message.number as usize))
             && let Some(region) = out.region
         {
             let release = self.release_condition(home, region.offset, out.fragments, out.to);
@@ -307,16 +310,16 @@ impl MessageTransport for LocalMessages {
             self.ranks.notify(from);
         }
         // An empty message has no fragments and needs no state.
-        let message = message.map_or(MessageId::MAX, |message| self.incoming.insert(message) as MessageId);
-        Some((envelope, message))
+        let number = message.map_or(u64::MAX, |message| self.incoming.insert(message) as u64);
+        Some((envelope, MessageId::local(from, number)))
     }
 
-    fn recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
-        let cells = match self.incoming.get(message as usize)? {
+    fn recv_slot(&mut self, MessageId { peer, number, .. }: MessageId) -> Option<(*const u8, usize)> {
+        let cells = match self.incoming.get(number as usize)? {
             Incoming::Inline { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
             Incoming::Slots(cells) => cells,
         };
-        let memory = self.ranks.peers[from].memory();
+        let memory = self.ranks.peers[peer].memory();
         if !cells.is_single() && memory.counter(cells.region).read() <= cells.taken {
             return None;
         }
@@ -325,27 +328,27 @@ impl MessageTransport for LocalMessages {
         Some((memory.at(cells.region + FIRST_CELL + cell, bytes), bytes))
     }
 
-    fn release(&mut self, from: usize, message: MessageId) {
-        let over = match self.incoming.get_mut(message as usize) {
+    fn release(&mut self, MessageId { peer, number, .. }: MessageId) {
+        let over = match self.incoming.get_mut(number as usize) {
             None => return,
             Some(Incoming::Inline { .. }) => true,
             Some(Incoming::Slots(cells)) => {
                 cells.taken += 1;
-                self.ranks.peers[from].memory().counter(cells.region + LINE).publish(cells.taken);
-                self.ranks.notify(from);
+                self.ranks.peers[peer].memory().counter(cells.region + LINE).publish(cells.taken);
+                self.ranks.notify(peer);
                 cells.taken as usize * cells.cell >= cells.bytes
             }
         };
         if over {
-            self.incoming.remove(message as usize);
+            self.incoming.remove(number as usize);
         }
     }
 
-    fn confirm(&mut self, from: usize) {
-        let (ring, _, received) = &mut self.inbound[from];
+    fn confirm(&mut self, MessageId { peer, .. }: MessageId) {
+        let (ring, _, received) = &mut self.inbound[peer];
         *received += 1;
         // No notification: the sender reads the count when it leaves.
-        self.ranks.peers[from].memory().counter(*ring + CONFIRMED).publish(*received);
+        self.ranks.peers[peer].memory().counter(*ring + CONFIRMED).publish(*received);
     }
 
     fn is_confirmed(&self, to: usize) -> bool {

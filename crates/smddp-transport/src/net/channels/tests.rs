@@ -123,22 +123,22 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         // A message arrives.
         let total = bytes as u64;
         assert_eq!(receive(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
-        let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
-        assert!(net.p2p(|messages| messages.receive_into(1, stream, at)));
+        let (_, stream) = net.messages().next_announced(1).unwrap();
+        assert!(net.messages().receive_into(stream, at));
         assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::At(at));
-        assert!(!net.p2p(|messages| messages.is_received(1, stream)));
+        assert!(!net.messages().is_received(stream));
         // Another message is sent, up to the fragments that its receiver has granted.
         let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
-        let sent = net.p2p(|messages| messages.announce(1, envelope)).unwrap();
-        assert!(net.p2p(|messages| messages.send_in_place(sent, at)));
-        assert!(!net.p2p(|messages| messages.is_sent(sent)));
-        receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent) });
-        assert!(!net.p2p(|messages| messages.is_sent(sent)));
+        let sent = net.messages().announce(1, envelope).unwrap();
+        assert!(net.messages().send_in_place(sent, at));
+        assert!(!net.messages().is_sent(sent));
+        receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent.number) });
+        assert!(!net.messages().is_sent(sent));
         assert_eq!(in_flight().last(), Some(&(at.cast_const(), FRAGMENT)));
         if release_user_buffers {
             net.release_user_buffers();
-            receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
-            net.p2p(|messages| messages.is_sent(sent));
+            receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent.number) });
+            net.messages().is_sent(sent);
             assert_eq!(
                 in_flight().last().map(|&(_, bytes)| bytes),
                 Some(0),
@@ -147,17 +147,17 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
             assert_eq!(receive(&mut net, fragment(1, 5)), Target::Discard);
             break;
         }
-        receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
-        assert!(!net.p2p(|messages| messages.is_sent(sent)));
+        receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent.number) });
+        assert!(!net.messages().is_sent(sent));
         assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.outbound))
             .iter()
             .filter_map(|&(ticket, ..)| ticket)
             .for_each(|ticket| net.state.sent(ticket));
-        assert!(net.p2p(|messages| messages.is_sent(sent)), "all fragments are sent");
-        net.p2p(|messages| messages.close(sent));
+        assert!(net.messages().is_sent(sent), "all fragments are sent");
+        net.messages().close(sent);
         assert_eq!(receive(&mut net, fragment(1, 5)), Target::At(at.wrapping_add(FRAGMENT)));
-        assert!(net.p2p(|messages| messages.is_received(1, stream)));
+        assert!(net.messages().is_received(stream));
     }
     assert_eq!(net.faults(Instant::now()), []);
 }
@@ -169,28 +169,22 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         let (mut net, _line) = rank_over(line::Shared::new(2, true));
         let mut memory = vec![0u8; 50_000];
         if waits {
-            assert!(net.p2p(|messages| messages.next_announced(1)).is_none());
+            assert!(net.messages().next_announced(1).is_none());
         }
         let total = memory.len() as u64;
         receive(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
         let fragment = Frame { bytes: total, ..Frame::new(Kind::Fragment, 4) };
         if waits {
             assert_eq!(receive(&mut net, fragment), Target::Later);
-            let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
-            assert!(net.p2p(|messages| messages.receive_into(1, stream, memory.as_mut_ptr())));
+            let (_, stream) = net.messages().next_announced(1).unwrap();
+            assert!(net.messages().receive_into(stream, memory.as_mut_ptr()));
             assert_eq!(receive(&mut net, fragment), Target::At(memory.as_mut_ptr()));
-            assert!(net.p2p(|messages| messages.is_received(1, stream)));
+            assert!(net.messages().is_received(stream));
         } else {
             assert!(matches!(receive(&mut net, fragment), Target::At(at) if at != memory.as_mut_ptr()));
-            let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
-            assert!(
-                !net.p2p(|messages| messages.receive_into(1, stream, memory.as_mut_ptr())),
-                "it already has a region"
-            );
-            assert_eq!(
-                net.p2p(|messages| messages.recv_slot(1, stream)).map(|(_, bytes)| bytes),
-                Some(50_000)
-            );
+            let (_, stream) = net.messages().next_announced(1).unwrap();
+            assert!(!net.messages().receive_into(stream, memory.as_mut_ptr()), "it already has a region");
+            assert_eq!(net.messages().recv_slot(stream).map(|(_, bytes)| bytes), Some(50_000));
         }
     }
 }

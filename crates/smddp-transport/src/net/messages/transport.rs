@@ -40,10 +40,10 @@ impl MessageTransport for RemoteMessages {
             ..Frame::new(Kind::Announce, stream)
         };
         queue_control(&mut self.due, to, frame);
-        Some(stream)
+        Some(MessageId::remote(to, stream))
     }
 
-    fn send_slot(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
+    fn send_slot(&mut self, MessageId { number: stream, .. }: MessageId) -> Option<(*mut u8, usize)> {
         let out = self.outgoing.get_mut(&stream)?;
         let slot = (out.sent % MAX_IN_FLIGHT) as usize;
         if out.sent >= out.granted || out.busy[slot] > 0 {
@@ -59,7 +59,7 @@ impl MessageTransport for RemoteMessages {
         Some((self.staging.address(out.region?).wrapping_add(slot * FRAGMENT), FRAGMENT))
     }
 
-    fn publish(&mut self, stream: MessageId, bytes: usize) {
+    fn publish(&mut self, MessageId { number: stream, .. }: MessageId, bytes: usize) {
         if let Some(out) = self.outgoing.get_mut(&stream)
             && let Some(region) = out.region
         {
@@ -76,7 +76,7 @@ impl MessageTransport for RemoteMessages {
         }
     }
 
-    fn send_in_place(&mut self, stream: MessageId, at: *const u8) -> bool {
+    fn send_in_place(&mut self, MessageId { number: stream, .. }: MessageId, at: *const u8) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.in_place && out.bytes > 0) else {
             return false;
         };
@@ -91,7 +91,7 @@ impl MessageTransport for RemoteMessages {
         true
     }
 
-    fn is_sent(&mut self, stream: MessageId) -> bool {
+    fn is_sent(&mut self, MessageId { number: stream, .. }: MessageId) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream) else { return true };
         let Some(at) = out.source else { return true };
         let fragments = out.bytes.div_ceil(FRAGMENT) as u64;
@@ -110,7 +110,7 @@ impl MessageTransport for RemoteMessages {
         out.sent == fragments && out.busy.iter().all(|&busy| busy == 0)
     }
 
-    fn close(&mut self, stream: MessageId) {
+    fn close(&mut self, MessageId { number: stream, .. }: MessageId) {
         if let Some(out) = self.outgoing.get_mut(&stream) {
             out.closed = true;
         }
@@ -124,38 +124,38 @@ impl MessageTransport for RemoteMessages {
         found
     }
 
-    fn receive_into(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
-        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return false };
+    fn receive_into(&mut self, message: MessageId, at: *mut u8) -> bool {
+        let Some(incoming) = self.incoming.get_mut(&message) else { return false };
         if !self.in_place || incoming.region.is_some() {
             return false;
         }
         incoming.recv_target = Some(RecvTarget::At(at));
         if !incoming.eager {
-            let granted = Frame { index: incoming.fragments(), ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+            let granted = Frame { index: incoming.fragments(), ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
         true
     }
 
-    fn is_received(&mut self, from: usize, stream: MessageId) -> bool {
-        let Some(incoming) = self.incoming.get(&(from, stream)) else { return true };
+    fn is_received(&mut self, message: MessageId) -> bool {
+        let Some(incoming) = self.incoming.get(&message) else { return true };
         if incoming.received < incoming.fragments() {
             return false;
         }
         if incoming.eager {
-            self.return_credit(from, incoming.bytes as u64);
+            self.return_credit(message.peer, incoming.bytes as u64);
         }
-        self.incoming.remove(&(from, stream));
+        self.incoming.remove(&message);
         true
     }
 
-    fn recv_slot(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
-        let incoming = self.incoming.get_mut(&(from, stream))?;
+    fn recv_slot(&mut self, message: MessageId) -> Option<(*const u8, usize)> {
+        let incoming = self.incoming.get_mut(&message)?;
         if !incoming.eager && incoming.region.is_none() {
             incoming.region = self.staging.take(MAX_IN_FLIGHT as usize * FRAGMENT);
             incoming.region?;
-            let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+            let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
         if incoming.received <= incoming.released {
             return None;
@@ -167,21 +167,21 @@ impl MessageTransport for RemoteMessages {
         Some((self.staging.address(incoming.region?).wrapping_add(slot).cast_const(), FRAGMENT))
     }
 
-    fn release(&mut self, from: usize, stream: MessageId) {
-        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
+    fn release(&mut self, message: MessageId) {
+        let Some(incoming) = self.incoming.get_mut(&message) else { return };
         incoming.released += 1;
         let (bytes, eager, over) =
             (incoming.bytes as u64, incoming.eager, incoming.released >= incoming.fragments());
         if !eager && incoming.released + MAX_IN_FLIGHT <= incoming.fragments() {
             let granted =
-                Frame { index: incoming.released + MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
-            queue_control(&mut self.due, from, granted);
+                Frame { index: incoming.released + MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, message.number) };
+            queue_control(&mut self.due, message.peer, granted);
         }
-        if over && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region) {
+        if over && let Some(region) = self.incoming.remove(&message).and_then(|i| i.region) {
             self.staging.give(region);
         }
         if eager {
-            self.return_credit(from, bytes);
+            self.return_credit(message.peer, bytes);
         }
     }
 
