@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     flags: u64,
     status: *mut c_int,
 ) -> CUresult {
-    use crate::{modules, streams, words};
+    use crate::{copies, modules, words};
     count("cuGetProcAddress_v2");
     if symbol.is_null() || function.is_null() || flags > 2 {
         return CUDA_ERROR_INVALID_VALUE;
@@ -74,8 +74,8 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
         (c"cuStreamWaitValue64", 11070, words::cuStreamWaitValue64_v2 as *mut c_void),
         (c"cuStreamWriteValue64", 11070, words::cuStreamWriteValue64_v2 as *mut c_void),
         (c"cuStreamBatchMemOp", 11070, words::cuStreamBatchMemOp_v2 as *mut c_void),
-        (c"cuMemcpyBatchAsync", 12080, streams::memcpy_batch_12 as *mut c_void),
-        (c"cuMemcpyBatchAsync", 13000, streams::memcpy_batch_13 as *mut c_void),
+        (c"cuMemcpyBatchAsync", 12080, copies::memcpy_batch_12 as *mut c_void),
+        (c"cuMemcpyBatchAsync", 13000, copies::memcpy_batch_13 as *mut c_void),
     ];
     let symbol = CStr::from_ptr(symbol);
     let newest = release.min(settings().version);

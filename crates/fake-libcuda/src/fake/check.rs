@@ -30,7 +30,7 @@ use crate::operation::{Operation, Ticket};
 use crate::views::{File, Allocation, View};
 use crate::shadow::Touch;
 use crate::state::*;
-use crate::streams::Queue;
+use crate::queue::Queue;
 
 /// Maximum number of reports. A broken program repeats the same error.
 const MAX_REPORTS: usize = 200;

@@ -1,183 +1,19 @@
-//! Streams: one thread and queue each. Events: tickets that a stream completes.
+//! Streams, each with a queue. Events: tickets that a stream completes.
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::api;
-use crate::check::{self, Order};
-use crate::memory::read;
+use crate::check;
 use crate::numbers::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_LAUNCH_TIMEOUT};
-use crate::operation::{Copy, Operation, Ticket, transfer};
+use crate::operation::{Operation, Ticket};
+use crate::queue::Queue;
 use crate::state::*;
 use crate::types::*;
-use crate::words;
-use crate::{os, views};
-
-#[derive(Default)]
-struct Waiting {
-    operations: VecDeque<(Operation, Order)>,
-    submitted: u64,
-    completed: u64,
-    closed: bool,
-}
-
-pub(crate) struct Queue {
-    pub(crate) process: usize,
-    pub(crate) number: u64,
-    waiting: Mutex<Waiting>,
-    changed: Condvar,
-}
-
-impl Queue {
-    fn start() -> Arc<Self> {
-        let (process, number) = (process(), fresh());
-        let queue = Arc::new(Self { process, number, waiting: Mutex::default(), changed: Condvar::new() });
-        let ours = queue.clone();
-        // In a world the seed is the same in each run.
-        let seed =
-            check::add_stream(process, number).map_or(number, |(rank, stream)| (rank << 16 | stream) as u64);
-        std::thread::Builder::new()
-            .name(format!("fake-cuda-{number}"))
-            .spawn(move || {
-                become_process(process);
-                ours.work(Delays::new(seed));
-            })
-            .expect("a stream thread starts");
-        queue
-    }
-
-    fn work(&self, mut delays: Delays) {
-        loop {
-            let mut waiting = lock(&self.waiting);
-            let (operation, order) = loop {
-                if let Some(next) = waiting.operations.pop_front() {
-                    break next;
-                }
-                if waiting.closed {
-                    return;
-                }
-                waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(waiting);
-            delays.sleep();
-            // A broken context executes nothing, but enqueued operations complete.
-            if broken() == CUDA_SUCCESS && !check::has_ended(self.process) {
-                self.run(operation, &order, &mut delays);
-            } else if let Operation::Tick(ticket) = operation {
-                ticket.tick();
-            }
-            check::complete_operation(self, &order);
-            lock(&self.waiting).completed += 1;
-            self.changed.notify_all();
-        }
-    }
-
-    pub(crate) fn submit(&self, operation: Operation) {
-        let mut waiting = lock(&self.waiting);
-        let order = check::enqueue(self, &operation).unwrap_or_default();
-        if order.left_out {
-            return;
-        }
-        waiting.submitted += 1;
-        waiting.operations.push_back((operation, order));
-        drop(waiting);
-        self.changed.notify_all();
-    }
-
-    fn submitted(&self) -> u64 {
-        lock(&self.waiting).submitted
-    }
-
-    fn is_empty(&self) -> bool {
-        let waiting = lock(&self.waiting);
-        waiting.completed == waiting.submitted
-    }
-
-    /// Waits until `count` operations are complete. Returns false at the time limit.
-    fn wait(&self, count: u64, limit: Option<Duration>) -> bool {
-        let begin = Instant::now();
-        let mut waiting = lock(&self.waiting);
-        while waiting.completed < count {
-            if limit.is_some_and(|limit| begin.elapsed() >= limit) {
-                return false;
-            }
-            let interval = Duration::from_millis(500);
-            waiting = match self.changed.wait_timeout(waiting, interval) {
-                Ok((waiting, _)) => waiting,
-                Err(error) => error.into_inner().0,
-            };
-        }
-        true
-    }
-
-    fn run(&self, operation: Operation, order: &Order, delays: &mut Delays) {
-        match &operation {
-            Operation::Wait { word, value } => {
-                return words::wait(*word, *value, || check::complete_wait(self, order, *word, *value));
-            }
-            Operation::Await(ticket) => {
-                ticket.wait();
-                return check::complete_event_wait(self, order, ticket);
-            }
-            _ if check::execute(self, order, &operation) => return,
-            _ => {}
-        }
-        match operation {
-            Operation::Copy(mut copies) => {
-                // The copies of a batch are unordered.
-                while !copies.is_empty() {
-                    let copy = copies.swap_remove((delays.next() % copies.len() as u64) as usize);
-                    transfer(&copy);
-                }
-            }
-            Operation::Write { word, value } => words::write(word, value),
-            Operation::Tick(ticket) => ticket.tick(),
-            Operation::Launch(launch) => launch.run(),
-            Operation::Wait { .. } | Operation::Await(_) => {}
-        }
-    }
-
-    fn close(&self) {
-        lock(&self.waiting).closed = true;
-        self.changed.notify_all();
-    }
-}
-
-/// Random numbers, and random delays if the seed is not 0.
-pub(crate) struct Delays {
-    state: u64,
-    delays: bool,
-}
-
-impl Delays {
-    fn new(number: u64) -> Self {
-        let seed = settings().seed;
-        let state = (seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1;
-        Self { state, delays: seed != 0 }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state
-    }
-
-    fn sleep(&mut self) {
-        if self.delays {
-            match self.next() % 64 {
-                // Long compared with an operation, so that other streams interleave. A test has many operations.
-                0 => std::thread::sleep(Duration::from_micros(self.next() % 500)),
-                1..16 => std::thread::sleep(Duration::from_micros(self.next() % 60)),
-                _ => {}
-            }
-        }
-    }
-}
 
 /// A stream handle. Streams that synchronize with the legacy default stream share its queue, which gives more order
 /// than CUDA guarantees, and never less.
@@ -275,6 +111,11 @@ impl Handle {
         self.queue.submit(operation);
     }
 
+    /// Waits until all submitted operations are complete.
+    pub(crate) fn wait(&self) {
+        self.queue.wait(self.queue.submitted(), None);
+    }
+
     pub(crate) fn device(&self) -> usize {
         self.device
     }
@@ -349,116 +190,7 @@ pub(crate) fn acquiring(call: &str) -> Answer {
     check_capture()
 }
 
-fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usize)>) -> Answer {
-    let handle = self::stream(stream)?;
-    let mut host = false;
-    let mut copies = Vec::new();
-    for (to, from, bytes) in wanted {
-        let memory = read();
-        let known = |at| memory.find(at).is_some();
-        let to_known = known(to);
-        if (to_known && !memory.covers(to, bytes)) || (known(from) && !memory.covers(from, bytes)) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let read_before = if known(from) {
-            None
-        } else {
-            let mut bytes = vec![0; bytes];
-            if views::belongs_to_other_process(from) || !os::peek(from, &mut bytes) {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            Some(bytes)
-        };
-        host |= !to_known;
-        copies.push(Copy { to, from, bytes, to_known, read_before });
-    }
-    handle.submit(Operation::Copy(copies));
-    if host {
-        // A copy to pageable memory returns after completion, as in the real driver.
-        handle.queue.wait(handle.queue.submitted(), None);
-    }
-    Ok(())
-}
-
-unsafe fn batch(
-    to: *mut CUdeviceptr,
-    from: *mut CUdeviceptr,
-    bytes: *mut usize,
-    count: usize,
-    attributes: *mut CUmemcpyAttributes,
-    first: *mut usize,
-    attribute_count: usize,
-    stream: CUstream,
-) -> Answer {
-    match settings().no_batch {
-        0 => {}
-        1 => return Err(CUDA_ERROR_NOT_SUPPORTED),
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
-    }
-    let invalid = Err(CUDA_ERROR_INVALID_VALUE);
-    if count == 0 || attribute_count == 0 || attribute_count > count || *first != 0 {
-        return invalid;
-    }
-    for i in 0..attribute_count {
-        let set = &*attributes.add(i);
-        if !(1..=3).contains(&set.src_access_order) || set.flags > 1 {
-            return invalid;
-        }
-    }
-    let all = |i: usize| (*to.add(i), *from.add(i), *bytes.add(i));
-    if (0..count).map(all).any(|(to, from, bytes)| to == 0 || from == 0 || bytes == 0) {
-        return invalid;
-    }
-    // Default streams reject batches.
-    if matches!(stream, 0 | STREAM_LEGACY | STREAM_PER_THREAD) {
-        return invalid;
-    }
-    enqueue_copies(stream, (0..count).map(all))
-}
-
-/// cuMemcpyBatchAsync of CUDA 12.8.
-pub(crate) unsafe extern "C" fn memcpy_batch_12(
-    to: *mut CUdeviceptr,
-    from: *mut CUdeviceptr,
-    bytes: *mut usize,
-    count: usize,
-    attributes: *mut CUmemcpyAttributes,
-    first: *mut usize,
-    attribute_count: usize,
-    failed: *mut usize,
-    stream: CUstream,
-) -> CUresult {
-    run_call("cuMemcpyBatchAsync", || {
-        let done = batch(to, from, bytes, count, attributes, first, attribute_count, stream);
-        if done.is_err() {
-            failed.write(usize::MAX);
-        }
-        done
-    })
-}
-
-/// cuMemcpyBatchAsync of CUDA 13.0.
-pub(crate) unsafe extern "C" fn memcpy_batch_13(
-    to: *mut CUdeviceptr,
-    from: *mut CUdeviceptr,
-    bytes: *mut usize,
-    count: usize,
-    attributes: *mut CUmemcpyAttributes,
-    first: *mut usize,
-    attribute_count: usize,
-    stream: CUstream,
-) -> CUresult {
-    run_call("cuMemcpyBatchAsync_v2", || batch(to, from, bytes, count, attributes, first, attribute_count, stream))
-}
-
 api! {
-    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
-        if bytes == 0 {
-            return self::stream(stream).map(drop);
-        }
-        enqueue_copies(stream, std::iter::once((to, from, bytes)))
-    }
-
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, _priority: c_int) {
         let device = current()?;
         if flags > STREAM_NON_BLOCKING {

@@ -5,8 +5,10 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::blocks::Blocks;
 use super::cluster::Cluster;
+use super::event::{Event, pack, unpack};
 use super::flow::{Flows, Message, NONE};
-use super::path::{self, PathStep, Record, Wait};
+use super::outcome::{Bar, Deadlock, Outcome, Side};
+use super::path::{self, Record, Wait};
 use super::ports::{Departure, Ports, Time, seconds};
 use super::tape::{Traces, Verb};
 use crate::format::Format;
@@ -18,6 +20,7 @@ pub(super) const FLOAT: usize = 4;
 /// Binding of the programs to sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
+    /// Sizes of the blocks.
     pub blocks: Blocks,
     /// Bytes of a block that move as one piece.
     pub segment: u64,
@@ -27,55 +30,6 @@ pub struct Load {
     pub format: Option<Format>,
     /// Ranks whose port occupation is recorded for drawing.
     pub watch: Vec<usize>,
-}
-
-/// Activity that a bar of a drawing shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// Into the network, out of it.
-    Send,
-    Receive,
-    /// To the ranks of the node, from them.
-    Write,
-    Read,
-}
-
-/// A message at a port of a watched rank, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bar {
-    pub rank: usize,
-    /// The peer; for a write, its first reader.
-    pub peer: usize,
-    pub side: Side,
-    pub begin: f64,
-    pub end: f64,
-    pub bytes: u64,
-}
-
-/// Result of a simulation.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Seconds until the last rank has finished.
-    pub seconds: f64,
-    /// Bytes that each node sent into the network, and received from it.
-    pub out_bytes: Vec<u64>,
-    pub in_bytes: Vec<u64>,
-    /// Messages in the network, and inside nodes (a write for all readers is one message).
-    pub network_messages: u64,
-    pub local_messages: u64,
-    /// Waits of the critical path, in the order of time.
-    pub path: Vec<PathStep>,
-    pub bars: Vec<Bar>,
-}
-
-/// Some pipelines did not finish: too few cells, or an incorrect plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("deadlock: {pipelines} pipelines cannot finish, the first at rank {rank}, step {step}")]
-pub struct Deadlock {
-    pub pipelines: usize,
-    pub rank: usize,
-    /// Index in the trace of the pipeline.
-    pub step: usize,
 }
 
 /// Simulates the programs of all ranks of `cluster`. Calls `program` once for each rank, in order.
@@ -118,17 +72,6 @@ struct Flight {
     posted: Time,
     departure: Departure,
     record: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    /// The first byte of a flight arrives.
-    Arrive(u32),
-    /// The first byte of a flight has passed the sender's rail and reaches the uplink of the node.
-    Uplink(u32),
-    /// The sender of a flight receives its completion.
-    Complete(u32),
-    Run(u32),
 }
 
 /// Messages of a rank in the network.
@@ -476,28 +419,5 @@ impl<'a> Engine<'a> {
     fn bar(&mut self, rank: u32, peer: u32, side: Side, begin: Time, end: Time, bytes: u64) {
         let (begin, end) = (seconds(begin), seconds(end));
         self.out.bars.push(Bar { rank: rank as usize, peer: peer as usize, side, begin, end, bytes });
-    }
-}
-
-/// Packs the event number (so that equal times keep their order), kind and index.
-fn pack(number: u64, event: Event) -> u64 {
-    let (kind, index) = match event {
-        Event::Arrive(index) => (0, index),
-        Event::Complete(index) => (1, index),
-        Event::Run(index) => (2, index),
-        Event::Uplink(index) => (3, index),
-    };
-    // 34 bits of number, 2 of kind, 28 of index. Numbers may wrap, because they only order events of equal
-    // time.
-    number << 30 | kind << 28 | u64::from(index)
-}
-
-fn unpack(key: u64) -> Event {
-    let index = (key & ((1 << 28) - 1)) as u32;
-    match key >> 28 & 3 {
-        0 => Event::Arrive(index),
-        1 => Event::Complete(index),
-        2 => Event::Run(index),
-        _ => Event::Uplink(index),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::blocks::Blocks;
 use super::cluster::Cluster;
-use super::engine::{Deadlock, FLOAT, Load, Outcome, replay};
+use super::engine::{FLOAT, Load, replay};
 use super::line::line_seconds;
+use super::outcome::{Deadlock, Outcome};
 use super::path::PathSummary;
 use crate::algorithms::plan;
 use crate::choice::{Choice, Decision};

@@ -23,9 +23,11 @@
 mod blocks;
 mod cluster;
 mod engine;
+mod event;
 mod flow;
 mod job;
 mod line;
+mod outcome;
 mod path;
 mod ports;
 mod search;
@@ -35,8 +37,9 @@ mod tests;
 
 pub use blocks::Blocks;
 pub use cluster::{Cluster, Override, Port};
-pub use engine::{Bar, Deadlock, Load, Outcome, Side, replay};
+pub use engine::{Load, replay};
 pub use job::{Job, Run, UnsupportedPlan};
 pub use line::{line_seconds, link_bytes_least};
+pub use outcome::{Bar, Deadlock, Outcome, Side};
 pub use path::{PathStep, PathSummary, Wait};
 pub use search::{SearchResult, search};
