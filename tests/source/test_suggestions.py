@@ -61,9 +61,9 @@ def test_only_a_similar_name_is_suggested_and_the_sentence_is_whole(entry: str):
 
 def test_a_prefix_that_all_names_share_is_not_compared(monkeypatch: pytest.MonkeyPatch):
     settings = dict.fromkeys(("SMDDP_TUNE", "SMDDP_PEER_TIMEOUT", "SMDDP_WIRE_FORMAT", "SMDDP_STAGING_BYTES"))
-    for name in ("SMDDP_TIMEOUT", "SMDDP_FOO_BAR_BAZ", "SMDDP_STAGING_BYTE"):
+    for name in ("SMDDP_TIMEOUT", "SMDDP_FOO_BAR_BAZ", "SMDDP_STAGING_BYTE", "SMDDP_OLD"):
         monkeypatch.setenv(name, "1")
-    found = info._unknown(settings)
+    found = info._unknown(settings, {"SMDDP_OLD": {}})
     assert found["SMDDP_TIMEOUT"] == "SMDDP_PEER_TIMEOUT" and found["SMDDP_STAGING_BYTE"] == "SMDDP_STAGING_BYTES"
     assert found["SMDDP_FOO_BAR_BAZ"] is None
     assert text.did_you_mean("tune", ["tune"]) == "; did you mean 'tune'?" and text.did_you_mean("", []) == ""
