@@ -116,9 +116,9 @@ impl Communicator {
         // A group that is already dead keeps its first reason.
         let is_first = state.failure.set(error).is_ok();
         state.sleeper.notify();
-        let mut engine = lock(&state.engine);
+        let mut engine = state.own();
         if let Some(error) = state.failure.get()
-            && (engine.has_calls() || state.has_commands() || !is_first && !engine.is_abort_sent)
+            && (engine.has_calls() || state.engine.has_commands() || !is_first && !engine.is_abort_sent)
         {
             state.guarded_poll(&mut engine);
             if !is_first {
@@ -128,6 +128,7 @@ impl Communicator {
         engine.group.leave();
         lock(&state.handles).clear();
         engine.drop_devices();
+        let _ = engine.release_unregistered();
     }
 
     /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.

@@ -6,6 +6,7 @@ mod fail;
 mod failure_detection;
 pub(crate) mod messages;
 pub(crate) mod operation;
+pub(crate) mod owned_engine;
 mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
@@ -61,6 +62,8 @@ pub(crate) struct Engine {
     /// True if the last poll advanced a collective.
     advanced: bool,
     pub(crate) name: String,
+    /// Memory for commands while they are applied.
+    taken: Vec<Command>,
     /// Collectives whose callers release their buffers, see [`Self::detach`].
     detaching: Vec<Arc<Completion>>,
     /// A completed operation whose memory the next one takes over.
@@ -114,6 +117,7 @@ impl Engine {
             recorder,
             advanced: false,
             name,
+            taken: Vec::new(),
             detaching: Vec::new(),
             spare: None,
             reusable: Vec::with_capacity(MAX_KEPT),
