@@ -223,9 +223,12 @@ impl Communicator {
         action();
     }
 
-    /// Returns true once the other ranks have been sent the reason of the failure.
+    /// Returns true once the report of the failure is being sent to the other ranks.
     pub(crate) fn is_abort_sent(&self) -> bool {
-        self.0.own().is_abort_sent
+        matches!(
+            self.0.own().phase,
+            crate::engine::fail::Phase::Failing { .. } | crate::engine::fail::Phase::Failed
+        )
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {

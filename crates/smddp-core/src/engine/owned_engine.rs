@@ -1,8 +1,10 @@
-//! Engine owned by the current thread. Its release hands pending work over to the progress thread.
+//! Engine owned by the current thread. Its release hands pending work over to the progress thread and completes the
+//! calls of a failed group.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use crate::engine::fail::EndedCalls;
 use crate::engine::operation::Operation;
 use crate::engine::progress_thread;
 use crate::engine::shared::SharedState;
@@ -16,13 +18,16 @@ pub(crate) struct OwnedEngine<'a> {
     handover: Handover<'a>,
 }
 
-/// Registers the group with the progress thread when the engine is released, if the group needs further progress.
+/// Work after the release of the engine. Registers the group with the progress thread, if the group needs further
+/// progress.
 struct Handover<'a> {
     state: &'a Arc<SharedState>,
     /// Work is pending.
     pending: bool,
     /// The caller continues with the group.
     keeps: bool,
+    /// Calls to complete after the release.
+    ended: Option<Box<EndedCalls>>,
 }
 
 impl Drop for Handover<'_> {
@@ -30,6 +35,9 @@ impl Drop for Handover<'_> {
     fn drop(&mut self) {
         if (self.pending || self.state.engine.has_commands()) && !self.keeps {
             progress_thread::register(self.state);
+        }
+        if let Some(ended) = self.ended.take() {
+            ended.complete(self.state);
         }
     }
 }
@@ -47,10 +55,18 @@ impl OwnedEngine<'_> {
     fn apply_commands(&mut self) {
         let mut commands = std::mem::take(&mut self.engine.taken);
         self.engine.take_commands(&mut commands);
+        let mut end = None;
         for command in commands.drain(..) {
-            self.engine.apply(command);
+            match command {
+                Command::Abort(_) | Command::Close(_) => end = end.or(Some(command)),
+                _ => self.engine.apply(command),
+            }
         }
         self.engine.taken = commands;
+        // Last, because a panic of the transport here must not drop other commands.
+        if let Some(end) = end {
+            self.engine.apply(end);
+        }
     }
 
     /// Releases the engine without registering the group. Returns true if commands are left.
@@ -82,8 +98,11 @@ impl DerefMut for OwnedEngine<'_> {
 impl Drop for OwnedEngine<'_> {
     #[inline]
     fn drop(&mut self) {
-        let engine = &*self.engine;
+        let engine = &mut *self.engine;
         self.handover.pending = engine.pending() && !(engine.device_only && engine.only_devices());
+        if !engine.is_running() {
+            self.handover.ended = engine.take_ended();
+        }
     }
 }
 
@@ -92,7 +111,10 @@ impl SharedState {
     #[inline]
     pub(crate) fn try_own(self: &Arc<Self>) -> Option<OwnedEngine<'_>> {
         let engine = self.engine.try_own()?;
-        Some(OwnedEngine { engine, handover: Handover { state: self, pending: false, keeps: false } })
+        Some(OwnedEngine {
+            engine,
+            handover: Handover { state: self, pending: false, keeps: false, ended: None },
+        })
     }
 
     /// Returns a completed operation whose memory the next one may use, if no other thread owns the engine.

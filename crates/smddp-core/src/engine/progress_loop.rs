@@ -10,12 +10,10 @@ use smddp_transport::fork;
 use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
 use crate::engine::owned_engine::OwnedEngine;
-use crate::engine::shared::{DESTROYED, SharedState};
+use crate::engine::shared::SharedState;
 use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer};
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
-use crate::log::{self, Level};
-use crate::observe::recorder;
 use crate::sync::completion::{Completion, interrupted};
 use crate::sync::lock;
 use crate::sync::ownership::Submitted;
@@ -31,6 +29,8 @@ pub(crate) enum Until<'a> {
     DevicesIdle,
     /// No call is pending.
     Idle,
+    /// The group has failed or is closed, and its report is sent.
+    Failed,
 }
 
 impl Until<'_> {
@@ -74,7 +74,7 @@ impl Limit {
     }
 
     /// Creates a limit that no signal ends. The handler of a pending signal runs afterwards.
-    fn uninterrupted(until: Option<Instant>) -> Self {
+    pub(crate) fn uninterrupted(until: Option<Instant>) -> Self {
         Self { until, interruptible: false, last_check: None }
     }
 
@@ -144,10 +144,9 @@ impl SharedState {
         };
         // The transport itself may be broken. The other ranks then find out when this process exits; the local
         // callers are notified here.
-        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err()
-            && let Some(first) = self.failure.get()
-        {
-            engine.end_all(first, Instant::now());
+        let is_second = !engine.is_running();
+        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err() || is_second {
+            engine.abandon(Instant::now());
         }
         None
     }
@@ -161,18 +160,8 @@ impl SharedState {
     /// moved.
     pub(crate) fn poll(&self, engine: &mut OwnedEngine<'_>) -> bool {
         engine.take_commands();
-        if let Some(error) = self.failure.get() {
-            let (had_calls, now) = (engine.has_calls(), Instant::now());
-            let destroyed = matches!(error, Error::Closed { reason, .. } if reason == DESTROYED);
-            if destroyed && had_calls {
-                engine.depart(error, now);
-            } else if had_calls || !destroyed && !engine.is_abort_sent {
-                // Also without pending calls: an `abort` leaves the notice to the thread that owns the engine.
-                engine.fail(error, now);
-            }
-            engine.keep_releasing(now);
-            // Frames that notify the other ranks may still be queued, and only polls send them.
-            return had_calls | (engine.group.busy() && engine.group.poll_network());
+        if !engine.is_running() {
+            return engine.poll_failed(Instant::now());
         }
         let outcome = engine.poll();
         self.fail_on_error(engine, outcome)
@@ -182,8 +171,8 @@ impl SharedState {
     fn post_and_send(&self, engine: &mut OwnedEngine<'_>, message: Request) -> bool {
         engine.take_commands();
         engine.messages.post(message);
-        if self.failure.get().is_some() {
-            return self.poll(engine);
+        if !engine.is_running() {
+            return engine.poll_failed(Instant::now());
         }
         let outcome = engine.start_message();
         self.fail_on_error(engine, outcome)
@@ -260,40 +249,42 @@ impl SharedState {
 
     /// Checks for failures that explain missing progress.
     pub(crate) fn examine(&self, engine: &mut OwnedEngine<'_>, now: Instant) {
-        if let Err(error) = engine.examine(now) {
+        if engine.is_running()
+            && let Err(error) = engine.examine(now)
+        {
             self.fail_group(engine, error);
         }
     }
 
     /// Ends the group with `error`, unless it has failed already, and notifies the other ranks.
     pub(crate) fn fail_group(&self, engine: &mut OwnedEngine<'_>, error: Error) {
-        let _ = self.failure.set(error);
+        if !engine.is_running() {
+            return;
+        }
+        // An abort may have set another reason, whose command follows.
+        let first = self.failure.get_or_init(|| error);
         // A dead group does not continue, so a new process may take the rank.
         *lock(&self.claim) = None;
-        if let Some(first) = self.failure.get() {
-            log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            engine.leave_error(first);
-            engine.fail(first, Instant::now());
-            if let Some(folder) = &self.config.dump_dir {
-                recorder::write(folder);
-            }
-        }
+        engine.leave_error(first);
+        engine.report_failure();
+        engine.fail(first, Instant::now());
     }
 
-    /// Returns the outcome if `until` is met or the group has failed.
+    /// Returns the outcome if `until` is met or the call of `until` ended with the group.
     pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
-        let failure = self.failure.get();
         match until {
             Until::Over(number) if engine.finished > *number => Some(Ok(())),
-            // The failed operation may still be queued; its buffers are in use until the next poll.
-            Until::Over(number) => {
-                failure.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
+            // A call that was submitted while the group failed is queued until the next poll.
+            Until::Over(number) if engine.has_failed() && !engine.holds(*number) => {
+                self.failure.get().map(|error| Err(self.report(error)))
             }
+            Until::Over(_) => None,
             Until::Done(work) => work.is_done().then(|| work.outcome()),
             Until::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
             Until::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
-            Until::DevicesIdle => (failure.is_some() || !engine.has_device_calls()).then_some(Ok(())),
-            Until::Idle => (failure.is_some() || !engine.has_calls()).then_some(Ok(())),
+            Until::DevicesIdle => (!engine.has_device_calls()).then_some(Ok(())),
+            Until::Idle => (!engine.has_calls()).then_some(Ok(())),
+            Until::Failed => engine.has_failed().then_some(Ok(())),
         }
     }
 
@@ -343,10 +334,19 @@ impl SharedState {
                 engine.group.flush();
                 return Some(outcome);
             }
+            // The thread that ended the group completes the call after it has released the engine.
+            if engine.has_failed() && until.work().is_some() {
+                return None;
+            }
             // Either no progress, or continuous progress of other operations, which must not delay this call past
             // its deadline.
             if about_to_sleep.is_some() || check_timer.due() {
+                let was_running = engine.is_running();
                 self.examine(engine, Instant::now());
+                if was_running && !engine.is_running() {
+                    about_to_sleep = None;
+                    continue;
+                }
                 if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }
@@ -438,7 +438,11 @@ impl SharedState {
                 }
                 // This thread owns the engine again soon. Until then the progress thread does not poll.
                 unregistered = true;
+                let has_failed = engine.has_failed();
                 let _ = engine.release_unregistered();
+                if has_failed && let Some(work) = until.work() {
+                    work.sleep(Duration::from_millis(1), matches!(until, Until::Enqueued(..)));
+                }
             } else if attempts > 0 {
                 attempts -= 1;
                 std::thread::yield_now();
@@ -477,11 +481,14 @@ impl SharedState {
             match self.try_own() {
                 Some(mut engine) => {
                     self.guarded_poll(&mut engine);
+                    if engine.is_running() {
+                        continue;
+                    }
                 }
-                None => {
-                    self.sleeper.notify();
-                    work.sleep(Duration::from_millis(1), false);
-                }
+                None => self.sleeper.notify(),
+            }
+            if !work.is_released() {
+                work.sleep(Duration::from_millis(1), false);
             }
         }
     }

@@ -152,8 +152,8 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
                 engine.group.flush();
                 engine.pending()
             });
-            // A group whose engine panicked has failed; nothing is pending.
-            let pending = pending.unwrap_or(false);
+            // A group whose engine panicked has failed; only its report is pending.
+            let pending = pending.unwrap_or(engine.is_failing());
             has_pending |= pending;
             engine.device_only = pending && engine.only_devices();
             only_devices &= engine.device_only || !pending;
