@@ -25,8 +25,10 @@ mod unfenced;
 mod cells;
 mod doorbell;
 mod finish;
-mod slot;
 mod job_gate_model;
+mod ownership_model;
+mod raised_means_over;
+mod slot;
 
 use std::process::{Command, Stdio};
 

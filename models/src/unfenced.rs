@@ -11,3 +11,5 @@ pub(crate) mod completion;
 pub(crate) mod job_gate;
 #[path = "../../crates/smddp-transport/src/process/order.rs"]
 pub(crate) mod order;
+#[path = "../../crates/smddp-core/src/sync/ownership.rs"]
+pub(crate) mod ownership;

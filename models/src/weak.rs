@@ -47,6 +47,24 @@ macro_rules! atomics {
                     let store: fn(Ordering) -> Ordering = $store;
                     self.0.fetch_sub(value, store(order))
                 }
+                pub(crate) fn fetch_or(&self, value: u32, order: Ordering) -> u32 {
+                    let store: fn(Ordering) -> Ordering = $store;
+                    self.0.fetch_or(value, store(order))
+                }
+                pub(crate) fn fetch_and(&self, value: u32, order: Ordering) -> u32 {
+                    let store: fn(Ordering) -> Ordering = $store;
+                    self.0.fetch_and(value, store(order))
+                }
+                pub(crate) fn compare_exchange(
+                    &self,
+                    current: u32,
+                    new: u32,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<u32, u32> {
+                    let load: fn(Ordering) -> Ordering = $load;
+                    self.0.compare_exchange(current, new, load(success), load(failure))
+                }
             }
         }
     };

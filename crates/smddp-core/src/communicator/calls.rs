@@ -85,7 +85,7 @@ impl Communicator {
             && let Some(mut engine) = state.try_own()
         {
             let op = state.prepare_repeated(&mut engine, call, self.timeout(&options))?;
-            state.take_commands(&mut engine);
+            engine.take_commands();
             let number = engine.next;
             if let Some(Err(error)) = state.guard(&mut engine, |engine| engine.start(op)) {
                 state.fail_group(&mut engine, error);
@@ -99,9 +99,6 @@ impl Communicator {
                 outcome = state.poll_briefly(&mut engine, &until);
             }
             if let Some(outcome) = outcome {
-                if engine.pending() {
-                    state.release(engine);
-                }
                 return outcome;
             }
             let mut held = Some(engine);
@@ -212,12 +209,12 @@ impl Communicator {
         let timeout = self.timeout(&options);
         let device = options.on.as_ref().map(|on| self.device_op(on, call)).transpose()?;
         let shared = Arc::new(Completion::new(options.keep));
-        let spare = state.try_own().and_then(|mut engine| engine.spare.take());
+        let spare = state.take_spare();
         let mut op = state.prepare(spare, call, counts, timeout, device)?;
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
         let mut completion = None;
-        state.submit(|| {
+        let _ = state.engine.submit(|| {
             // Device sequence numbers follow the order of the commands.
             completion = op.device.as_mut().map(|device| {
                 device.number = device.handle.number();

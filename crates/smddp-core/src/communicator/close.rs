@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use smddp_transport::fork::{self, PerProcess};
 
 use super::Communicator;
-use crate::engine::progress_loop::Until;
-use crate::engine::progress_thread;
+use crate::engine::Command;
+use crate::engine::progress_loop::{Limit, Until};
 use crate::engine::shared::{DESTROYED, SharedState};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::completion::in_handler;
 use crate::sync::lock;
+use crate::sync::ownership::Submitted;
 
 /// Longest wait for operations on devices when their group is closed.
 const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
@@ -32,18 +33,12 @@ impl Communicator {
         if state.forks != fork::generation() {
             return;
         }
-        let _ = state
-            .failure
-            .set(Error::Closed { group: state.name.clone(), reason: format!("aborted: {reason}") });
-        match state.try_own() {
-            Some(mut engine) => {
-                state.guard(&mut engine, |engine| {
-                    state.poll(engine);
-                    state.failure.get().map(|error| engine.fail(error, Instant::now()))
-                });
-            }
-            // The owner of the engine sees the abort at its next poll.
-            None => progress_thread::register(state),
+        let reason = format!("aborted: {reason}");
+        let error = state.failure.get_or_init(|| Error::Closed { group: state.name.clone(), reason }).clone();
+        if state.engine.submit(|| Command::Abort(error)) == Submitted::Orphaned
+            && let Some(mut engine) = state.try_own()
+        {
+            state.run_until(&mut engine, &Until::Failed, &mut Limit::uninterrupted(None));
         }
         state.sleeper.notify();
     }
@@ -114,20 +109,18 @@ impl Communicator {
         state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
         let error = Error::Closed { group: state.name.clone(), reason: DESTROYED.to_owned() };
         // A group that is already dead keeps its first reason.
-        let is_first = state.failure.set(error).is_ok();
+        let error = state.failure.get_or_init(|| error).clone();
+        let _ = state.engine.submit(|| Command::Close(error));
         state.sleeper.notify();
-        let mut engine = lock(&state.engine);
-        if let Some(error) = state.failure.get()
-            && (engine.has_calls() || state.has_commands() || !is_first && !engine.is_abort_sent)
-        {
-            state.guarded_poll(&mut engine);
-            if !is_first {
-                engine.fail(error, Instant::now());
-            }
-        }
+        let mut engine = state.own();
+        state.run_until(&mut engine, &Until::Failed, &mut Limit::uninterrupted(None));
+        // The pending calls end before the wait for the other ranks.
+        drop(engine);
+        let mut engine = state.own();
         engine.group.leave();
         lock(&state.handles).clear();
         engine.drop_devices();
+        let _ = engine.release_unregistered();
     }
 
     /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.

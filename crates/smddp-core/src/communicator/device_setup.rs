@@ -77,7 +77,7 @@ impl Communicator {
         // Two collectives, without holding the lock on `handles`: other threads may look up prepared devices
         // meanwhile.
         let (handle, site) = set_up(self, on, count, first.as_ref(), state.shared_page.clone())?;
-        state.submit(|| Command::Site(Box::new(site)));
+        let _ = state.engine.submit(|| Command::Site(Box::new(site)));
         lock(&state.handles).push(handle.clone());
         Ok(handle)
     }

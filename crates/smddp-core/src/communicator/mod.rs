@@ -34,6 +34,7 @@ use crate::error::Error;
 use crate::observe::recorder::{self, Counters, PathCounters, Recorder};
 use crate::sync::completion::KeepAlive;
 use crate::sync::lock;
+use crate::sync::ownership::Ownership;
 
 /// Options of one call.
 #[derive(Default)]
@@ -71,11 +72,9 @@ impl Communicator {
         let recorder = Recorder::new(name_and_path, rank, &facts.topology, counters.clone(), config.recorder);
         group.set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(SharedState {
-            engine: Mutex::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
+            engine: Ownership::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
             counters,
             cache: Mutex::default(),
-            commands: Mutex::default(),
-            has_commands: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
             sleeper,
             failure: OnceLock::new(),
@@ -187,14 +186,14 @@ impl Communicator {
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.engine).group.expect(known.network.in_flight_bytes());
+            self.0.own().group.expect(known.network.in_flight_bytes());
         }
         first
     }
 
     /// Returns the shortest round trip to `rank` that the kernel has measured, if any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        lock(&self.0.engine).group.round_trip(rank)
+        self.0.own().group.round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {
@@ -220,13 +219,16 @@ impl Communicator {
 impl Communicator {
     /// Runs `action` while the engine is owned.
     pub(crate) fn while_owned(&self, action: impl FnOnce()) {
-        let _engine = lock(&self.0.engine);
+        let _engine = self.0.own();
         action();
     }
 
-    /// Returns true once the other ranks have been sent the reason of the failure.
+    /// Returns true once the report of the failure is being sent to the other ranks.
     pub(crate) fn is_abort_sent(&self) -> bool {
-        lock(&self.0.engine).is_abort_sent
+        matches!(
+            self.0.own().phase,
+            crate::engine::fail::Phase::Failing { .. } | crate::engine::fail::Phase::Failed
+        )
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {

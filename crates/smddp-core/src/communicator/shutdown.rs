@@ -148,7 +148,7 @@ impl SharedState {
         encode: impl Fn(&Engine) -> Vec<u64>,
     ) -> Result<Option<Step>> {
         let Some(mut engine) = self.try_own_for() else { return Ok(None) };
-        self.take_commands(&mut engine);
+        engine.take_commands();
         let input: SharedWords = encode(&engine).into_iter().map(AtomicU64::new).collect();
         let count = input.len();
         let (counts, output_count) = match collective {
@@ -172,7 +172,6 @@ impl SharedState {
         let work = Arc::new(Completion::new(Some(Box::new((input, output.clone())))));
         op.work = Some(work.clone());
         engine.enqueue(op);
-        self.release(engine);
         Ok(Some(Step { work, output }))
     }
 
@@ -210,7 +209,7 @@ impl SharedState {
     }
 
     /// Cancels the comparison if it is still pending.
-    pub(crate) fn cancel_leaving(&self) {
+    pub(crate) fn cancel_leaving(self: &Arc<Self>) {
         if let Some(mut engine) = self.try_own_for() {
             engine.end_leaving("the time limit of the shutdown has passed");
         }

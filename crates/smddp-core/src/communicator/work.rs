@@ -91,7 +91,6 @@ impl Work {
         {
             self.comm.guarded_poll(&mut engine);
             engine.group.flush();
-            self.comm.release(engine);
         }
         self.is_done()
     }

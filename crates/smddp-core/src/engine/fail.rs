@@ -1,20 +1,100 @@
-//! End of a failed group: releases memory and devices, notifies the other ranks and ends the pending calls.
+//! End of a failed group, in this order: the owner of the engine releases the callers' memory, empties the queues and
+//! reports to the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The
+//! owner then releases the engine and completes the calls with the error.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::process::record_error;
 
 use super::Engine;
+use super::shared::{DESTROYED, SharedState};
 use crate::error::Error;
 use crate::failure::error_text;
 use crate::failure::report;
-use crate::observe::recorder::{Outcome, ticks};
+use crate::log::{self, Level};
+use crate::observe::recorder::{self, Outcome, ticks};
+use crate::sync::completion::Completion;
 
 /// Time for which the streams of a dead group are released. Work that they had queued has usually finished by then;
 /// the callers' streams no longer wait for it.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
+/// Maximum time to wait until the abort report has left this process. The process may exit with the error that the
+/// pending call is about to raise. Peers without the report would then report this rank as the first failure.
+const FLUSH_TIME: Duration = Duration::from_millis(50);
+/// Interval between two polls while the report is being sent.
+const FLUSH_POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// State of a group.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Phase {
+    Running,
+    /// The queues are empty, and the abort report is being sent until this time at most.
+    Failing {
+        flush_until: Instant,
+    },
+    /// The calls end with the error of the group.
+    Failed,
+    /// This rank closed the group without pending calls, so there is no abort report.
+    Closed,
+}
+
+/// Calls that have left the queues of a failed group. They are completed outside the engine, because that runs callbacks
+/// of the callers.
+#[derive(Default)]
+pub(crate) struct EndedCalls {
+    works: Vec<Arc<Completion>>,
+    /// The failure is logged and dumped.
+    is_reported: bool,
+}
+
+impl EndedCalls {
+    /// Completes the calls with the error of the group.
+    #[cold]
+    pub(super) fn complete(self, state: &SharedState) {
+        let Some(error) = state.failure.get() else { return };
+        if self.is_reported {
+            log::say(Level::Info, &format!("group `{}` failed: {error}", state.name));
+        }
+        for work in self.works {
+            work.finish(Err(error.clone()));
+        }
+        if self.is_reported
+            && let Some(folder) = &state.config.dump_dir
+        {
+            recorder::write(folder);
+        }
+    }
+}
+
 impl Engine {
+    /// Returns true until the group fails or is closed.
+    #[inline]
+    pub(crate) fn is_running(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
+    /// Returns true once the calls end with the error of the group.
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self.phase, Phase::Failed | Phase::Closed)
+    }
+
+    /// Returns true while the abort report is being sent.
+    pub(crate) fn is_failing(&self) -> bool {
+        matches!(self.phase, Phase::Failing { .. })
+    }
+
+    /// Returns the longest sleep before the next poll while the abort report is being sent.
+    pub(super) fn max_flush_sleep(&self) -> Duration {
+        if self.is_failing() { FLUSH_POLL_INTERVAL } else { Duration::MAX }
+    }
+
+    /// Returns the calls to complete after the release of the engine, once the group has failed.
+    pub(super) fn take_ended(&mut self) -> Option<Box<EndedCalls>> {
+        if self.has_failed() { self.ended.take() } else { None }
+    }
+
     /// Returns true if operations are on devices or will be. Their calls have returned; only streams wait for them.
     pub(crate) fn has_device_calls(&self) -> bool {
         !self.enqueued.is_empty() || self.queue.iter().any(|op| op.device.is_some())
@@ -62,18 +142,69 @@ impl Engine {
         }
     }
 
-    /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
+    /// Ends the group: releases the callers' memory, empties the queues and starts to report `error` to the other ranks.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
-        self.is_abort_sent = true;
+        if !self.is_running() {
+            return;
+        }
         let forwarded_report = self.forwarded_report.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
-        // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
-        self.group.release_user_buffers();
+        self.phase = Phase::Failing { flush_until: now + FLUSH_TIME };
+        // Before the report: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
+        self.end_all(now);
         self.group.abort(
             &forwarded_report
                 .map_or_else(|| report::own(self.group.info().rank, error), |(_, report)| report),
         );
-        self.end_all(error, now);
+        self.flush_report(now);
+    }
+
+    /// Ends the group without polling it: the transport panicked.
+    pub(crate) fn abandon(&mut self, now: Instant) {
+        self.end_all(now);
+        self.phase = Phase::Failed;
+    }
+
+    /// Ends the group because this rank closes it with `error`.
+    pub(super) fn close(&mut self, error: &Error, now: Instant) {
+        match error {
+            _ if !self.is_running() => {}
+            Error::Closed { reason, .. } if reason == DESTROYED => match self.has_calls() {
+                true => self.depart(error, now),
+                false => self.phase = Phase::Closed,
+            },
+            // The reason of an abort whose command follows.
+            _ => self.fail(error, now),
+        }
+    }
+
+    /// Continues a group that is no longer running. Returns true if anything moved.
+    #[cold]
+    pub(crate) fn poll_failed(&mut self, now: Instant) -> bool {
+        // A call that was submitted while the group failed.
+        let had_calls = self.has_calls();
+        if had_calls {
+            self.end_all(now);
+        }
+        self.keep_releasing(now);
+        // Frames that notify the other ranks may still be queued, and only polls send them.
+        let moved = self.group.busy() && self.group.poll_network();
+        had_calls | moved | self.flush_report(now)
+    }
+
+    /// Ends the phase `Failing` if the abort report has left this process, or its time has passed.
+    fn flush_report(&mut self, now: Instant) -> bool {
+        let Phase::Failing { flush_until } = self.phase else { return false };
+        let is_flushed = self.group.is_abort_flushed() || now >= flush_until;
+        if is_flushed {
+            self.phase = Phase::Failed;
+        }
+        is_flushed
+    }
+
+    /// Marks the failure for the log and the dump.
+    pub(super) fn report_failure(&mut self) {
+        self.ended.get_or_insert_default().is_reported = true;
     }
 
     /// Fails the group because this rank closes it. The other ranks receive the loss of this rank as the reason,
@@ -84,21 +215,17 @@ impl Engine {
         self.fail(error, now);
     }
 
-    /// Ends all pending operations with `error`.
-    pub(crate) fn end_all(&mut self, error: &Error, now: Instant) {
+    /// Releases the callers' memory and empties the queues.
+    fn end_all(&mut self, now: Instant) {
         self.group.release_user_buffers();
+        let works = &mut self.ended.get_or_insert_default().works;
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
-            if let Some(work) = op.work.take() {
-                work.finish(Err(error.clone()));
-            }
+            works.extend(op.work.take());
         }
-        self.messages.fail(error);
-        for enqueued in self.enqueued.drain(..) {
-            if let Some(work) = enqueued.work {
-                work.finish(Err(error.clone()));
-            }
-        }
+        works.extend(self.messages.end_all());
+        works.extend(self.enqueued.drain(..).filter_map(|enqueued| enqueued.work));
+        self.detaching.clear();
         if !self.sites.is_empty() {
             self.release_started.get_or_insert(now);
             self.keep_releasing(now);

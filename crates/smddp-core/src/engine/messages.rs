@@ -356,15 +356,17 @@ impl MessageQueues {
         Ok(())
     }
 
-    pub(crate) fn fail(&mut self, error: &Error) {
+    /// Ends all messages and returns their completions.
+    pub(crate) fn end_all(&mut self) -> Vec<Arc<Completion>> {
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
         let waiting = waiting.flat_map(|(_, posts)| posts).map(|(_, recv)| recv);
         let mismatched = self.mismatched.take().map(|(recv, _)| recv);
         let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(mismatched);
-        for active in all.collect::<Vec<_>>() {
+        let end = |active: Active| {
             self.recorder.over(active.seq, Outcome::Failed);
-            active.post.work.finish(Err(error.clone()));
-        }
+            active.post.work
+        };
+        all.map(end).collect()
     }
 }
 

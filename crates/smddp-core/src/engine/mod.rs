@@ -2,10 +2,11 @@
 //! it.
 
 mod detach;
-mod fail;
+pub(crate) mod fail;
 mod failure_detection;
 pub(crate) mod messages;
 pub(crate) mod operation;
+pub(crate) mod owned_engine;
 mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
@@ -22,6 +23,7 @@ use smddp_transport::Group;
 use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::device::{DeviceSite, Enqueued};
+use crate::engine::fail::{EndedCalls, Phase};
 use crate::engine::messages::{MessageQueues, Request};
 use crate::engine::operation::{CallShape, Operation};
 use crate::error::Error;
@@ -41,6 +43,10 @@ pub(crate) enum Command {
     Request(Request),
     /// Release of the buffers of a collective whose caller was interrupted.
     Detach(Arc<Completion>),
+    /// End of the group with this error, reported to the other ranks.
+    Abort(Error),
+    /// End of the group because this rank closes it.
+    Close(Error),
 }
 
 /// Operations of one group, advanced by the thread that owns the engine.
@@ -61,6 +67,8 @@ pub(crate) struct Engine {
     /// True if the last poll advanced a collective.
     advanced: bool,
     pub(crate) name: String,
+    /// Memory for commands while they are applied.
+    taken: Vec<Command>,
     /// Collectives whose callers release their buffers, see [`Self::detach`].
     detaching: Vec<Arc<Completion>>,
     /// A completed operation whose memory the next one takes over.
@@ -75,8 +83,8 @@ pub(crate) struct Engine {
     release_started: Option<Instant>,
     /// Error that another rank reported, with the report to forward.
     forwarded_report: Option<(Error, String)>,
-    /// Set once the other ranks have been sent the reason of the failure.
-    pub(crate) is_abort_sent: bool,
+    pub(crate) phase: Phase,
+    ended: Option<Box<EndedCalls>>,
     /// Last error of the process whose death ends this group.
     cause_text: Option<String>,
     /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
@@ -114,6 +122,7 @@ impl Engine {
             recorder,
             advanced: false,
             name,
+            taken: Vec::new(),
             detaching: Vec::new(),
             spare: None,
             reusable: Vec::with_capacity(MAX_KEPT),
@@ -121,7 +130,8 @@ impl Engine {
             enqueued: VecDeque::new(),
             release_started: None,
             forwarded_report: None,
-            is_abort_sent: false,
+            phase: Phase::Running,
+            ended: None,
             cause_text: None,
             undelivered_since: None,
             trailing_since: None,
@@ -142,7 +152,11 @@ impl Engine {
     /// immediately. It is recorded while its message is in flight, because reading the clock takes as long as
     /// sending.
     pub(crate) fn start(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
-        if self.is_traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline
+        if !self.is_running()
+            || self.is_traced
+            || !self.queue.is_empty()
+            || op.device.is_some()
+            || !op.bound.channel_layout.inline
         {
             self.enqueue(op);
             return Ok(());
@@ -213,11 +227,13 @@ impl Engine {
             Command::Site(site) => self.sites.push(*site),
             Command::Request(request) => self.messages.post(request),
             Command::Detach(work) => self.detaching.push(work),
+            Command::Abort(error) => self.fail(&error, Instant::now()),
+            Command::Close(error) => self.close(&error, Instant::now()),
         }
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.has_calls() || self.group.busy() || self.release_started.is_some()
+        self.has_calls() || self.group.busy() || self.release_started.is_some() || self.is_failing()
     }
 
     /// Returns true if a call is pending.
@@ -234,14 +250,14 @@ impl Engine {
 
     /// Returns the longest sleep before the next poll. A device does not notify the doorbell.
     pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
-        match self.queue.front() {
+        self.max_flush_sleep().min(match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
             // Less and less often: a device may hang forever.
             _ => self.release_started.map_or(Duration::MAX, |since| {
                 (now.duration_since(since) / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
             }),
-        }
+        })
     }
 
     /// Advances everything that can make progress. Returns true if anything moved.

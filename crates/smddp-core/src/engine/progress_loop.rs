@@ -1,23 +1,22 @@
 //! The progress loop. A waiting thread owns the engine of its group and polls it until the operation completes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use smddp_transport::fork;
 
 use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
-use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, SharedState};
+use crate::engine::owned_engine::OwnedEngine;
+use crate::engine::shared::SharedState;
 use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer};
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
-use crate::log::{self, Level};
-use crate::observe::recorder;
 use crate::sync::completion::{Completion, interrupted};
 use crate::sync::lock;
+use crate::sync::ownership::Submitted;
 
 /// Condition that ends a progress loop.
 pub(crate) enum Until<'a> {
@@ -30,6 +29,8 @@ pub(crate) enum Until<'a> {
     DevicesIdle,
     /// No call is pending.
     Idle,
+    /// The group has failed or is closed, and its report is sent.
+    Failed,
 }
 
 impl Until<'_> {
@@ -73,7 +74,7 @@ impl Limit {
     }
 
     /// Creates a limit that no signal ends. The handler of a pending signal runs afterwards.
-    fn uninterrupted(until: Option<Instant>) -> Self {
+    pub(crate) fn uninterrupted(until: Option<Instant>) -> Self {
         Self { until, interruptible: false, last_check: None }
     }
 
@@ -122,19 +123,13 @@ impl Drop for LongWait<'_> {
 }
 
 impl SharedState {
-    /// Returns the engine if no other thread owns it. A panic of an earlier owner poisons the mutex; that is
-    /// ignored, because waiting threads would otherwise wait forever.
-    pub(crate) fn try_own(&self) -> Option<MutexGuard<'_, Engine>> {
-        match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// Runs `action` as the owner of the engine. A panic in it is a bug that leaves undefined state, so it fails
     /// this group, and only this group. Returns `None` in that case.
-    pub(crate) fn guard<T>(&self, engine: &mut Engine, action: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+    pub(crate) fn guard<T>(
+        &self,
+        engine: &mut OwnedEngine<'_>,
+        action: impl FnOnce(&mut OwnedEngine<'_>) -> T,
+    ) -> Option<T> {
         let panic = match catch_unwind(AssertUnwindSafe(|| action(engine))) {
             Ok(value) => return Some(value),
             Err(panic) => panic,
@@ -149,74 +144,54 @@ impl SharedState {
         };
         // The transport itself may be broken. The other ranks then find out when this process exits; the local
         // callers are notified here.
-        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err()
-            && let Some(first) = self.failure.get()
-        {
-            engine.end_all(first, Instant::now());
+        let is_second = !engine.is_running();
+        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err() || is_second {
+            engine.abandon(Instant::now());
         }
         None
     }
 
     /// Guarded [`Self::poll`] for callers that poll once.
-    pub(crate) fn guarded_poll(&self, engine: &mut Engine) -> bool {
+    pub(crate) fn guarded_poll(&self, engine: &mut OwnedEngine<'_>) -> bool {
         self.guard(engine, |engine| self.poll(engine)).unwrap_or(true)
     }
 
     /// Takes submitted commands and advances the operations; an error fails the group. Returns true if anything
     /// moved.
-    pub(crate) fn poll(&self, engine: &mut Engine) -> bool {
-        self.take_commands(engine);
-        if let Some(error) = self.failure.get() {
-            let (had_calls, now) = (engine.has_calls(), Instant::now());
-            let destroyed = matches!(error, Error::Closed { reason, .. } if reason == DESTROYED);
-            if destroyed && had_calls {
-                engine.depart(error, now);
-            } else if had_calls || !destroyed && !engine.is_abort_sent {
-                // Also without pending calls: an `abort` leaves the notice to the thread that owns the engine.
-                engine.fail(error, now);
-            }
-            engine.keep_releasing(now);
-            // Frames that notify the other ranks may still be queued, and only polls send them.
-            return had_calls | (engine.group.busy() && engine.group.poll_network());
+    pub(crate) fn poll(&self, engine: &mut OwnedEngine<'_>) -> bool {
+        engine.take_commands();
+        if !engine.is_running() {
+            return engine.poll_failed(Instant::now());
         }
         let outcome = engine.poll();
         self.fail_on_error(engine, outcome)
     }
 
     /// Posts a message and sends what can be sent.
-    fn post_and_send(&self, engine: &mut Engine, message: Request) -> bool {
-        self.take_commands(engine);
+    fn post_and_send(&self, engine: &mut OwnedEngine<'_>, message: Request) -> bool {
+        engine.take_commands();
         engine.messages.post(message);
-        if self.failure.get().is_some() {
-            return self.poll(engine);
+        if !engine.is_running() {
+            return engine.poll_failed(Instant::now());
         }
         let outcome = engine.start_message();
         self.fail_on_error(engine, outcome)
     }
 
     /// Fails the group if a poll failed.
-    fn fail_on_error(&self, engine: &mut Engine, outcome: Result<bool>) -> bool {
+    fn fail_on_error(&self, engine: &mut OwnedEngine<'_>, outcome: Result<bool>) -> bool {
         outcome.unwrap_or_else(|error| {
             self.fail_group(engine, error);
             true
         })
     }
 
-    /// Appends the command that `command` creates. It runs under the lock of the queue, so numbers that it assigns follow
-    /// the order of the queue.
-    pub(crate) fn submit(&self, command: impl FnOnce() -> Command) {
-        let mut commands = lock(&self.commands);
-        let command = command();
-        commands.push(command);
-        self.has_commands.store(true, Ordering::Release);
-    }
-
-    /// Starts progress on a submitted collective: on this thread if the engine is free, else by notifying its
-    /// owner.
+    /// Starts progress on a submitted command: on this thread if the engine is free, else by waking its owner. An
+    /// owner since the submission takes the command, or registers the group when it releases the engine.
     pub(crate) fn start_progress(self: &Arc<Self>) {
         match self.try_own() {
             Some(engine) => self.poll_once(engine, Self::poll),
-            None => self.notify_owner(),
+            None => self.sleeper.notify_if_waiting(),
         }
     }
 
@@ -224,45 +199,41 @@ impl SharedState {
     pub(crate) fn start_message(self: &Arc<Self>, message: Request) {
         match self.try_own() {
             Some(engine) => self.poll_once(engine, |state, engine| state.post_and_send(engine, message)),
-            None => {
-                self.submit(|| Command::Request(message));
-                self.notify_owner();
-            }
+            None => match self.engine.submit(|| Command::Request(message)) {
+                Submitted::Accepted => self.sleeper.notify_if_waiting(),
+                Submitted::Orphaned => self.start_progress(),
+            },
         }
     }
 
     fn poll_once(
         self: &Arc<Self>,
-        mut engine: MutexGuard<'_, Engine>,
-        action: impl FnOnce(&Self, &mut Engine) -> bool,
+        mut engine: OwnedEngine<'_>,
+        action: impl FnOnce(&Self, &mut OwnedEngine<'_>) -> bool,
     ) {
         // A panic fails the group, so its outcome needs no check.
         let _ = self.guard(&mut engine, |engine| action(self, engine));
         engine.group.flush();
-        self.release(engine);
     }
 
-    /// Wakes the owner of the engine, which may sleep. Registers the group with the progress thread in case the
-    /// owner has just left.
-    fn notify_owner(self: &Arc<Self>) {
-        progress_thread::register(self);
-        self.sleeper.notify();
-    }
-
-    /// Passes submitted commands to the engine in their order.
-    pub(crate) fn take_commands(&self, engine: &mut Engine) {
-        if self.has_commands.load(Ordering::Acquire) {
-            let mut commands = lock(&self.commands);
-            self.has_commands.store(false, Ordering::Relaxed);
-            for command in commands.drain(..) {
-                engine.apply(command);
+    /// Returns the engine after waiting until no other thread owns it. Callers have reason to expect that soon.
+    pub(crate) fn own(self: &Arc<Self>) -> OwnedEngine<'_> {
+        let mut attempts = 0;
+        loop {
+            if let Some(engine) = self.try_own() {
+                return engine;
+            }
+            attempts += 1;
+            match attempts {
+                ..=OWNERSHIP_TRIES => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(100)),
             }
         }
     }
 
     /// Returns the engine, waiting up to 50 ms for another thread to finish a short poll. Returns `None` while a
     /// thread waits in this group, also if a signal handler interrupted that wait.
-    pub(crate) fn try_own_for(&self) -> Option<MutexGuard<'_, Engine>> {
+    pub(crate) fn try_own_for(self: &Arc<Self>) -> Option<OwnedEngine<'_>> {
         let begun = Instant::now();
         loop {
             if self.long_waits.load(Ordering::Relaxed) > 0 {
@@ -276,46 +247,44 @@ impl SharedState {
         }
     }
 
-    pub(crate) fn has_commands(&self) -> bool {
-        self.has_commands.load(Ordering::Acquire)
-    }
-
     /// Checks for failures that explain missing progress.
-    pub(crate) fn examine(&self, engine: &mut Engine, now: Instant) {
-        if let Err(error) = engine.examine(now) {
+    pub(crate) fn examine(&self, engine: &mut OwnedEngine<'_>, now: Instant) {
+        if engine.is_running()
+            && let Err(error) = engine.examine(now)
+        {
             self.fail_group(engine, error);
         }
     }
 
     /// Ends the group with `error`, unless it has failed already, and notifies the other ranks.
-    pub(crate) fn fail_group(&self, engine: &mut Engine, error: Error) {
-        let _ = self.failure.set(error);
+    pub(crate) fn fail_group(&self, engine: &mut OwnedEngine<'_>, error: Error) {
+        if !engine.is_running() {
+            return;
+        }
+        // An abort may have set another reason, whose command follows.
+        let first = self.failure.get_or_init(|| error);
         // A dead group does not continue, so a new process may take the rank.
         *lock(&self.claim) = None;
-        if let Some(first) = self.failure.get() {
-            log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            engine.leave_error(first);
-            engine.fail(first, Instant::now());
-            if let Some(folder) = &self.config.dump_dir {
-                recorder::write(folder);
-            }
-        }
+        engine.leave_error(first);
+        engine.report_failure();
+        engine.fail(first, Instant::now());
     }
 
-    /// Returns the outcome if `until` is met or the group has failed.
+    /// Returns the outcome if `until` is met or the call of `until` ended with the group.
     pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
-        let failure = self.failure.get();
         match until {
             Until::Over(number) if engine.finished > *number => Some(Ok(())),
-            // The failed operation may still be queued; its buffers are in use until the next poll.
-            Until::Over(number) => {
-                failure.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
+            // A call that was submitted while the group failed is queued until the next poll.
+            Until::Over(number) if engine.has_failed() && !engine.holds(*number) => {
+                self.failure.get().map(|error| Err(self.report(error)))
             }
+            Until::Over(_) => None,
             Until::Done(work) => work.is_done().then(|| work.outcome()),
             Until::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
             Until::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
-            Until::DevicesIdle => (failure.is_some() || !engine.has_device_calls()).then_some(Ok(())),
-            Until::Idle => (failure.is_some() || !engine.has_calls()).then_some(Ok(())),
+            Until::DevicesIdle => (!engine.has_device_calls()).then_some(Ok(())),
+            Until::Idle => (!engine.has_calls()).then_some(Ok(())),
+            Until::Failed => engine.has_failed().then_some(Ok(())),
         }
     }
 
@@ -323,7 +292,7 @@ impl SharedState {
     /// to release the engine for a signal check.
     pub(crate) fn run_until(
         &self,
-        engine: &mut Engine,
+        engine: &mut OwnedEngine<'_>,
         until: &Until<'_>,
         limit: &mut Limit,
     ) -> Option<Result<()>> {
@@ -333,8 +302,8 @@ impl SharedState {
     }
 
     /// Polls up to `BRIEF_POLLS` times: less than a microsecond inside a node.
-    pub(crate) fn poll_briefly(&self, engine: &mut Engine, until: &Until<'_>) -> Option<Result<()>> {
-        let polls = |engine: &mut Engine| {
+    pub(crate) fn poll_briefly(&self, engine: &mut OwnedEngine<'_>, until: &Until<'_>) -> Option<Result<()>> {
+        let polls = |engine: &mut OwnedEngine<'_>| {
             for _ in 0..BRIEF_POLLS {
                 self.poll(engine);
                 if let Some(outcome) = self.outcome_of(engine, until) {
@@ -347,7 +316,12 @@ impl SharedState {
         self.guard(engine, polls).unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    fn run_loop(&self, engine: &mut Engine, until: &Until<'_>, limit: &mut Limit) -> Option<Result<()>> {
+    fn run_loop(
+        &self,
+        engine: &mut OwnedEngine<'_>,
+        until: &Until<'_>,
+        limit: &mut Limit,
+    ) -> Option<Result<()>> {
         let mut backoff = Backoff::new(&self.spin_policy);
         let mut check_timer = CheckTimer::default();
         let mut about_to_sleep = None;
@@ -360,10 +334,19 @@ impl SharedState {
                 engine.group.flush();
                 return Some(outcome);
             }
+            // The thread that ended the group completes the call after it has released the engine.
+            if engine.has_failed() && until.work().is_some() {
+                return None;
+            }
             // Either no progress, or continuous progress of other operations, which must not delay this call past
             // its deadline.
             if about_to_sleep.is_some() || check_timer.due() {
+                let was_running = engine.is_running();
                 self.examine(engine, Instant::now());
+                if was_running && !engine.is_running() {
+                    about_to_sleep = None;
+                    continue;
+                }
                 if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }
@@ -391,16 +374,13 @@ impl SharedState {
     /// continues with copies of its buffers.
     pub(crate) fn run_to_completion(
         self: &Arc<Self>,
-        mut engine: MutexGuard<'_, Engine>,
+        mut engine: OwnedEngine<'_>,
         number: u64,
     ) -> Result<()> {
         let mut limit = Limit::new(None);
         let until = Until::Over(number);
         let work = loop {
             if let Some(outcome) = self.run_until(&mut engine, &until, &mut limit) {
-                if engine.pending() {
-                    self.release(engine);
-                }
                 return outcome;
             }
             // Once the engine is released, only a completion shows the end of the collective.
@@ -408,8 +388,8 @@ impl SharedState {
                 break work;
             }
         };
-        drop(engine);
-        match self.wait_within(&Until::Done(&work), &mut limit) {
+        let _ = engine.release_unregistered();
+        match self.wait_within(&Until::Done(&work), &mut limit, true) {
             Err(Error::Interrupted) => {
                 self.detach(&work);
                 Err(Error::Interrupted)
@@ -426,13 +406,20 @@ impl SharedState {
             return Err(Error::Forked { group: self.name.clone() });
         }
         let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
-        self.wait_within(until, &mut limit)
+        self.wait_within(until, &mut limit, false)
     }
 
-    fn wait_within(self: &Arc<Self>, until: &Until<'_>, limit: &mut Limit) -> Result<bool> {
+    /// Implements [`Self::wait_until`]. `unregistered`: this thread has released the engine without registering
+    /// pending work.
+    fn wait_within(
+        self: &Arc<Self>,
+        until: &Until<'_>,
+        limit: &mut Limit,
+        mut unregistered: bool,
+    ) -> Result<bool> {
         // The progress thread usually owns the engine for one poll, which is much shorter than a sleep.
         let (mut attempts, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
-        let (mut long_wait, mut unregistered) = (None, false);
+        let mut long_wait = None;
         let outcome = loop {
             if until.is_seen() {
                 break Ok(true);
@@ -447,15 +434,20 @@ impl SharedState {
             }
             if let Some(mut engine) = self.try_own() {
                 if self.run_until(&mut engine, until, limit).is_some() {
-                    self.release(engine);
                     return Ok(true);
                 }
+                // This thread owns the engine again soon. Until then the progress thread does not poll.
                 unregistered = true;
+                let has_failed = engine.has_failed();
+                let _ = engine.release_unregistered();
+                if has_failed && let Some(work) = until.work() {
+                    work.sleep(Duration::from_millis(1), matches!(until, Until::Enqueued(..)));
+                }
             } else if attempts > 0 {
                 attempts -= 1;
                 std::thread::yield_now();
             } else if let Some(work) = until.work() {
-                if self.has_commands() {
+                if self.engine.has_commands() {
                     // The owner of the engine may sleep without having seen this thread's command.
                     self.sleeper.notify();
                 }
@@ -468,7 +460,7 @@ impl SharedState {
         };
         // Another owner of the engine registers pending work when it releases the engine.
         if unregistered && let Some(engine) = self.try_own() {
-            self.release(engine);
+            drop(engine);
         }
         outcome
     }
@@ -478,35 +470,26 @@ impl SharedState {
         let mut limit = Limit::uninterrupted(Instant::now().checked_add(limit));
         if let Some(mut engine) = self.try_own_for() {
             self.run_until(&mut engine, until, &mut limit);
-            self.release(engine);
         }
     }
 
     /// Waits until the buffers of an interrupted collective are released. The owner of the engine, woken by
     /// `Sleeper::notify`, releases them at its next poll.
     pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Completion>) {
-        self.submit(|| Command::Detach(work.clone()));
+        let _ = self.engine.submit(|| Command::Detach(work.clone()));
         while !work.is_released() {
             match self.try_own() {
                 Some(mut engine) => {
                     self.guarded_poll(&mut engine);
-                    self.release(engine);
+                    if engine.is_running() {
+                        continue;
+                    }
                 }
-                None => {
-                    self.sleeper.notify();
-                    work.sleep(Duration::from_millis(1), false);
-                }
+                None => self.sleeper.notify(),
             }
-        }
-    }
-
-    /// Releases the engine and registers pending work with the progress thread.
-    pub(crate) fn release(self: &Arc<Self>, engine: MutexGuard<'_, Engine>) {
-        let device_only = engine.device_only && engine.only_devices();
-        let pending = engine.pending() && !device_only;
-        drop(engine);
-        if pending || self.has_commands() {
-            progress_thread::register(self);
+            if !work.is_released() {
+                work.sleep(Duration::from_millis(1), false);
+            }
         }
     }
 }

@@ -150,14 +150,17 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
                         at_most.min(engine.max_sleep(now)).min(max_poll_interval(&engine.group, &mut fds));
                 }
                 engine.group.flush();
-                engine.pending() || comm.has_commands()
+                engine.pending()
             });
-            // A group whose engine panicked has failed; nothing is pending.
-            let pending = pending.unwrap_or(false);
+            // A group whose engine panicked has failed; only its report is pending.
+            let pending = pending.unwrap_or(engine.is_failing());
             has_pending |= pending;
             engine.device_only = pending && engine.only_devices();
             only_devices &= engine.device_only || !pending;
-            pending
+            // Commands that arrived meanwhile are progress: the next poll takes them.
+            let has_commands = engine.release_unregistered();
+            moved |= has_commands;
+            pending || has_commands
         });
         if moved {
             backoff.reset();

@@ -13,6 +13,7 @@ use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::observe::recorder::PathCounters;
+use crate::sync::ownership::Ownership;
 
 /// Reason of calls after the group is closed.
 pub(crate) const DESTROYED: &str = "it was destroyed";
@@ -22,16 +23,12 @@ pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// State shared by the handles of one group.
 pub(crate) struct SharedState {
-    pub(crate) engine: Mutex<Engine>,
+    pub(crate) engine: Ownership<Engine, Command>,
     /// Completed operations and bytes, by collective and path.
     pub(crate) counters: Arc<PathCounters>,
     /// Bindings of earlier calls. Outside `engine`, because a thread may bind a call while another thread owns the
     /// engine.
     pub(crate) cache: Mutex<Cache>,
-    /// Submitted commands that the engine has not taken yet, in order.
-    pub(crate) commands: Mutex<Vec<Command>>,
-    /// True while `commands` is not empty.
-    pub(crate) has_commands: AtomicBool,
     /// Number of submitted collectives.
     pub(crate) submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,

@@ -218,12 +218,18 @@ impl Group {
         }
     }
 
-    /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes.
+    /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes. Does not
+    /// wait: call [`Self::poll_network`] until [`Self::is_abort_flushed`].
     pub fn abort(&mut self, reason: &str) {
         self.local.abort(reason);
         if let Some(remote) = &mut self.remote {
             remote.net.abort(reason, &self.routes.remote_ranks());
         }
+    }
+
+    /// Returns true if the abort reason has left this process.
+    pub fn is_abort_flushed(&self) -> bool {
+        self.remote.as_ref().is_none_or(|remote| remote.net.is_abort_flushed())
     }
 
     /// Leaves the group in good order.

@@ -10,8 +10,6 @@ use crate::process::last_error;
 
 /// Maximum time that `leave` waits until the last bytes are sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time that `abort` waits until its messages are sent.
-const ABORT_FLUSH_TIMEOUT: Duration = Duration::from_millis(50);
 /// Poll interval while only acknowledgements are missing.
 const ACK_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Largest group in which an aborting rank sends the reason to all other ranks directly.
@@ -38,18 +36,11 @@ impl RemoteChannels {
         }
         self.wire.poll(&mut self.state);
         self.wire.close(Close::Abort);
-        self.flush_briefly();
     }
 
-    /// Polls briefly until the messages are sent. This process may exit with the error that it is about to raise. Peers
-    /// without the reason would then report this rank as the first failure.
-    pub(super) fn flush_briefly(&mut self) {
-        let until = Instant::now() + ABORT_FLUSH_TIMEOUT;
-        while !self.wire.is_flushed(1 << MESSAGES) && Instant::now() < until {
-            if !self.wire.poll(&mut self.state) {
-                std::thread::sleep(ACK_POLL_INTERVAL);
-            }
-        }
+    /// Returns true if the abort reason has left this process.
+    pub(crate) fn is_abort_flushed(&self) -> bool {
+        self.wire.is_flushed(1 << MESSAGES)
     }
 
     /// Returns the ranks that get the abort reason from this rank: all others in a small group. In a large group: all contacted
