@@ -23,6 +23,7 @@ impl Config {
             encrypts: self.encrypts,
             library: self.library.clone(),
             provider: self.provider.clone(),
+            separate_endpoint: false,
             local: self.launch.local,
             require: self.require.clone(),
         }

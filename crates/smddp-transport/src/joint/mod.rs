@@ -9,7 +9,6 @@ mod messages;
 mod options;
 mod routes;
 mod scripted;
-mod simulated;
 mod transports;
 
 pub use group::Group;
@@ -17,5 +16,4 @@ pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use options::{InterNode, TransportOptions};
 pub use routes::{RoutedChannels, Routes};
 pub use scripted::WireScript;
-pub use simulated::simulated;
 pub use transports::may_have_efa;
