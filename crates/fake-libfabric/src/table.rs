@@ -3,7 +3,9 @@
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use crate::knob::Rule;
 
 #[repr(C)]
 struct Region {
@@ -11,6 +13,8 @@ struct Region {
     key: AtomicU64,
     at: AtomicU64,
     bytes: AtomicU64,
+    /// Address of the first byte in operations of peers: `at`, or 0 without virtual addresses.
+    base: AtomicU64,
 }
 
 const REGIONS: usize = 1024;
@@ -57,13 +61,20 @@ impl Name {
     }
 }
 
+/// An address in the memory of a peer, with its key.
+#[derive(Clone, Copy)]
+pub struct Remote {
+    pub at: u64,
+    pub key: u64,
+}
+
 /// The reason for which a one-sided operation fails.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AccessError {
     /// The peer's process has exited, or its device is closed.
     PeerClosed,
     /// The caller violates a rule.
-    Violation(String),
+    Violation(Rule, String),
 }
 
 #[repr(C)]
@@ -78,9 +89,16 @@ unsafe extern "C" {
     -> isize;
 }
 
-/// Copies bytes from or into another process. Returns false if the memory or the process does not exist.
-pub fn copy(process: i32, here: *mut u8, there: u64, bytes: usize, write: bool) -> bool {
+/// Copies bytes from or into a process, which is this one if `own` is set. Returns false if the memory or the process does not
+/// exist. Memory of this process must exist.
+pub fn copy((process, own): (i32, bool), here: *mut u8, there: u64, bytes: usize, write: bool) -> bool {
     let (here, there) = (Range { at: here, bytes }, Range { at: there as *mut u8, bytes });
+    if own {
+        let (from, to) = if write { (here, there) } else { (there, here) };
+        // The two may be the same bytes.
+        unsafe { std::ptr::copy(from.at, to.at, bytes) };
+        return true;
+    }
     let copied = unsafe {
         match write {
             true => process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),
@@ -90,10 +108,10 @@ pub fn copy(process: i32, here: *mut u8, there: u64, bytes: usize, write: bool) 
     bytes == 0 || copied == bytes as isize
 }
 
-fn words(name: Name, from: usize, count: usize) -> Option<Vec<u64>> {
+fn words((name, own): (Name, bool), from: usize, count: usize) -> Option<Vec<u64>> {
     let mut words = vec![0u64; count];
     let at = name.table + from as u64;
-    copy(name.process, words.as_mut_ptr().cast(), at, 8 * count, false).then_some(words)
+    copy((name.process, own), words.as_mut_ptr().cast(), at, 8 * count, false).then_some(words)
 }
 
 impl Table {
@@ -109,11 +127,13 @@ impl Table {
         Name { process, token, table: std::ptr::from_ref(self) as u64 }
     }
 
-    pub fn register(&self, key: u64, at: u64, bytes: u64) -> bool {
+    /// Registers memory, whose first byte peers find at the address `base`.
+    pub fn register(&self, key: u64, at: u64, bytes: u64, base: u64) -> bool {
         let number = self.regions.load(Relaxed) as usize;
         let Some(region) = self.region.get(number) else { return false };
         region.at.store(at, Relaxed);
         region.bytes.store(bytes, Relaxed);
+        region.base.store(base, Relaxed);
         region.key.store(key, Release);
         self.regions.store(number as u64 + 1, Release);
         true
@@ -135,35 +155,40 @@ impl Table {
         true
     }
 
-    /// Returns true if the registration with this key contains these bytes of this process.
-    pub fn holds(&self, key: u64, at: u64, bytes: u64) -> bool {
-        self.region[..self.regions.load(Acquire) as usize].iter().any(|region| {
-            let start = region.at.load(Relaxed);
-            region.key.load(Acquire) == key && at >= start && at + bytes <= start + region.bytes.load(Relaxed)
-        })
-    }
-
-    /// Checks an access of `me` to `bytes` bytes at the address `at` of `peer`.
-    pub fn check_access(peer: Name, me: u64, key: u64, at: u64, bytes: u64) -> Result<(), AccessError> {
-        let head = words(peer, 0, 3).filter(|head| head[0] == peer.token).ok_or(AccessError::PeerClosed)?;
+    /// Checks an access of the device `me` to `bytes` bytes at `remote` of `peer`, whose device is open in this process if `own`
+    /// is set. Returns their address in the peer's process.
+    pub fn check_access(
+        peer @ (name, _): (Name, bool),
+        (me, checks_peers): (u64, bool),
+        remote: Remote,
+        bytes: u64,
+    ) -> Result<u64, AccessError> {
+        let head = words(peer, 0, 3).filter(|head| head[0] == name.token).ok_or(AccessError::PeerClosed)?;
         let (regions, known) = ((head[1] as usize).min(REGIONS), (head[2] as usize).min(KNOWN));
-        let known = words(peer, offset_of!(Self, peer), known).ok_or(AccessError::PeerClosed)?;
-        if !known.contains(&me) {
-            return Err(AccessError::Violation(
-                "the target has not inserted the address of this device".to_owned(),
-            ));
+        if checks_peers {
+            let known = words(peer, offset_of!(Self, peer), known).ok_or(AccessError::PeerClosed)?;
+            if !known.contains(&me) {
+                return Err(AccessError::Violation(
+                    Rule::AddressVector,
+                    "the target has not inserted the address of this device".to_owned(),
+                ));
+            }
         }
         let words = words(peer, offset_of!(Self, region), regions * size_of::<Region>() / 8);
         let words = words.ok_or(AccessError::PeerClosed)?;
-        let Some(&[_, start, size]) = words.as_chunks::<3>().0.iter().find(|region| region[0] == key) else {
-            return Err(AccessError::Violation(format!("key {key:#x} is not registered at the target")));
+        let Remote { at, key } = remote;
+        let Some(&[_, start, size, base]) = words.as_chunks::<4>().0.iter().find(|region| region[0] == key)
+        else {
+            let text = format!("key {key:#x} is not registered at the target");
+            return Err(AccessError::Violation(Rule::Key, text));
         };
-        if at < start || at + bytes > start + size {
-            return Err(AccessError::Violation(format!(
-                "address {at:#x} is outside of the memory of key {key:#x}"
-            )));
+        match at.checked_sub(base) {
+            Some(offset) if bytes <= size && offset <= size - bytes => Ok(start + offset),
+            _ => Err(AccessError::Violation(
+                Rule::Address,
+                format!("address {at:#x} is outside of the memory of key {key:#x}"),
+            )),
         }
-        Ok(())
     }
 }
 

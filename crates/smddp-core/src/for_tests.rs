@@ -17,6 +17,7 @@ pub(crate) fn group(size: usize) -> Group {
         encrypts: false,
         library: None,
         provider: None,
+        separate_endpoint: false,
         local: None,
     };
     let prepare = |rank| Prepared::new(rank, size, Vec::new(), &options).unwrap();

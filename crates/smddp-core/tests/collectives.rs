@@ -12,7 +12,7 @@ const COUNTS: [usize; 8] = [0, 1, 5, 33, 1000, 5_000, 70_001, 300_000];
 #[test]
 fn collectives_are_correct_with_delayed_and_reordered_messages() {
     for n in [2, 3, 4, 5, 7, 8] {
-        over(Wire::Srd(n as u64).links(n), TIMEOUT, |comm| {
+        over(Wire::Efa(n as u64).links(n), TIMEOUT, |comm| {
             for &count in &COUNTS[..if n > 4 { 6 } else { 7 }] {
                 for collective in ALL {
                     for root in [0, n - 1] {

@@ -80,6 +80,7 @@ impl Config {
             encrypts: self.encrypts,
             library: self.library.clone(),
             provider: self.transport.provider.clone(),
+            separate_endpoint: false,
             local: self.launch.local,
         }
     }

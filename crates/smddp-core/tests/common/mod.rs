@@ -8,11 +8,11 @@ pub(crate) mod procs;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use fake_libfabric::{SimulatedFabric, knob};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
 use smddp_transport::fabric::provider_choice;
-use smddp_transport::fabric::srd::{Srd, SrdScript};
 use smddp_transport::interface::{AddressFamily, InterfaceFilter};
-use smddp_transport::joint::{self, InterNode, Joined, Prepared, TransportOptions, WireScript};
+use smddp_transport::joint::{InterNode, Joined, Prepared, TransportOptions, WireScript};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit for prompt operations on a loaded machine; shorter than every timeout.
@@ -83,14 +83,14 @@ pub(crate) enum Wire {
     /// Nodes of the given number of ranks with encrypted sockets between nodes.
     Encrypted(usize),
     /// Nodes of one rank over a simulated fabric with this seed, which delays and reorders messages.
-    Srd(u64),
+    Efa(u64),
     /// Nodes of one rank over sockets. Rank `.0` dies at its message number `.1`.
     Dying(usize, u64),
 }
 
 impl Wire {
     /// One wire of each kind.
-    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Encrypted(2)];
+    pub(crate) const EACH: [Wire; 4] = [Wire::Efa(7), Wire::Shm, Wire::Nodes(1), Wire::Encrypted(2)];
 
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         let node = |rank: usize, each: usize| means(Some(format!("node {}", rank / each)));
@@ -106,8 +106,8 @@ impl Wire {
                 joined(size, |rank| TransportOptions { encrypts: true, ..node(rank, each) }, |_| None)
             }
             // A group of one rank has no wire.
-            Wire::Srd(_) if size == 1 => Wire::Shm.links(size),
-            Wire::Srd(seed) => simulated_links(size, 1, SrdScript { seed, ..SrdScript::default() }).1,
+            Wire::Efa(_) if size == 1 => Wire::Shm.links(size),
+            Wire::Efa(seed) => efa_links(size, 1, &simulated_efa(seed, &[])),
             Wire::Dying(victim, at) => {
                 let script = WireScript { death: Some(at), ..WireScript::default() };
                 joined(size, |rank| node(rank, 1), |rank| (rank == victim).then(|| script.clone()))
@@ -128,6 +128,7 @@ pub(crate) fn means(node: Option<String>) -> TransportOptions {
         encrypts: false,
         library: None,
         provider: None,
+        separate_endpoint: false,
         local: None,
     }
 }
@@ -168,9 +169,28 @@ fn joined(
     prepared.into_iter().map(|p| p.connect(infos.clone()).unwrap()).collect()
 }
 
-/// Nodes of `each` ranks over a simulated fabric.
-pub(crate) fn simulated_links(size: usize, each: usize, script: SrdScript) -> (Srd, Vec<Joined>) {
-    joint::simulated(size, &means(None), |rank| format!("node {}", rank / each), script).unwrap()
+/// Creates a simulated fabric with EFA's rules, small limits and emulated writes, then sets `knobs`.
+pub(crate) fn simulated_efa(seed: u64, knobs: &[(u64, u64)]) -> SimulatedFabric {
+    let fabric = SimulatedFabric::new()
+        .with(knob::SEED, seed)
+        .with(knob::EMULATED_WRITE, 1)
+        .with(knob::MESSAGE, 8192)
+        .with(knob::ONE_SIDED, 1 << 20)
+        .with(knob::OPERATIONS, 64)
+        .with(knob::RECEIVES, 1024);
+    knobs.iter().for_each(|&(knob, value)| fabric.set(knob, value));
+    fabric
+}
+
+/// Nodes of `each` ranks over a simulated fabric that this thread has just created. Each rank has an endpoint.
+pub(crate) fn efa_links(size: usize, each: usize, _fabric: &SimulatedFabric) -> Vec<Joined> {
+    let options = |rank| TransportOptions {
+        inter_node: InterNode::Fabric,
+        library: Some(fake_libfabric::PATH.into()),
+        separate_endpoint: true,
+        ..means(Some(format!("node {}", rank / each)))
+    };
+    joined(size, options, |_| None)
 }
 
 /// Barrier between ranks that are threads, outside the library. Unlike the standard library's barrier it has a

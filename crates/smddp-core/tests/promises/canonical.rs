@@ -90,7 +90,7 @@ pub(crate) fn rank(me: &RankProcess) {
         .flat_map(|(dtype, redop)| COUNTS.map(|count| (dtype, redop, count, want(n, dtype, redop, count))))
         .collect();
         let nodes = [1, 2, 3, 4].into_iter().filter(|each| *each < n).map(Wire::Nodes);
-        for wire in nodes.chain([Wire::Shm, Wire::NonTemporal, Wire::Srd(7), Wire::Encrypted(2)]) {
+        for wire in nodes.chain([Wire::Shm, Wire::NonTemporal, Wire::Efa(7), Wire::Encrypted(2)]) {
             over(wire.links(n), TIMEOUT, |comm| {
                 for &(dtype, redop, count, ref want) in &cases {
                     for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {

@@ -81,7 +81,7 @@ fn late_root_gets_the_timeout_error_at_its_call() {
                 let mut outcome = one(comm, Collective::Broadcast, count);
                 // Over a network the failure notice takes time, so a later call may report it.
                 let begun = Instant::now();
-                while matches!(wire, Wire::Nodes(1) | Wire::Srd(_))
+                while matches!(wire, Wire::Nodes(1) | Wire::Efa(_))
                     && outcome.is_ok()
                     && begun.elapsed() < TIMEOUT
                 {

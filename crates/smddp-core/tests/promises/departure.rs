@@ -117,7 +117,7 @@ fn departure_does_not_count_as_arrival_in_a_call() {
 /// A broadcast's root waits for no data, only for the receipt of the sent data.
 #[test]
 fn send_to_a_departed_rank_does_not_wait_for_the_timeout() {
-    for wire in [Wire::Nodes(1), Wire::Srd(7)] {
+    for wire in [Wire::Nodes(1), Wire::Efa(7)] {
         let begun = Instant::now();
         over(wire.links(2), TIMEOUT, |comm| {
             one(comm, Collective::Broadcast, 100, 1).unwrap();

@@ -139,7 +139,7 @@ pub(crate) fn rank(me: &RankProcess) {
     let sizes = if forced { &[3, 6][..] } else { &[2, 3, 6] };
     for &n in sizes {
         let nodes = [1, 2, 3].into_iter().filter(|each| *each < n).map(Wire::Nodes);
-        for wire in nodes.chain([Wire::Shm, Wire::Srd(7), Wire::Encrypted(1)]) {
+        for wire in nodes.chain([Wire::Shm, Wire::Efa(7), Wire::Encrypted(1)]) {
             let seen: Mutex<HashMap<usize, Vec<f32>>> = Mutex::default();
             over(wire.links(n), TIMEOUT, |comm| {
                 for count in COUNTS {

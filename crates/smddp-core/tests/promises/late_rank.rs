@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use smddp_core::{Collective, Communicator};
-use smddp_transport::fabric::srd::SrdScript;
 
 use crate::common::job::Job;
-use crate::common::{ALL, Wire, fabric_links, over, simulated_links};
+use crate::common::{ALL, Wire, efa_links, fabric_links, over, simulated_efa};
 
 const DEADLINE: Duration = Duration::from_secs(600);
 
@@ -37,7 +36,7 @@ fn late(by: Duration, count: usize) {
         }
         for collective in ALL {
             scope.spawn(move || {
-                let (_srd, links) = simulated_links(2, 1, SrdScript::default());
+                let links = efa_links(2, 1, &simulated_efa(0, &[]));
                 over(links, DEADLINE, |comm| run_late(comm, collective, by, count));
             });
             if let Some(links) = fabric_links(2) {

@@ -177,7 +177,7 @@ fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, itera
 #[test]
 fn failed_call_does_not_access_its_memory() {
     let mut cells = 0;
-    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Srd(7)] {
+    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Efa(7)] {
         for end in [End::Abort, End::Close, End::Deadline, End::Mismatch] {
             for (at, collective) in COLLECTIVES.into_iter().enumerate() {
                 // An abort ends the call at a different moment each time.
@@ -266,7 +266,7 @@ fn interrupted(wire: Wire, collective: Collective, busy: bool) {
 #[test]
 fn interrupted_call_releases_its_memory_and_other_ranks_finish() {
     set_interrupt(check);
-    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Srd(7)] {
+    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Efa(7)] {
         for collective in COLLECTIVES {
             interrupted(wire, collective, false);
         }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use fake_libfabric::knob;
 use smddp_core::{Collective, Communicator, Error};
-use smddp_transport::fabric::srd::SrdScript;
 use smddp_transport::joint::Joined;
 
 use crate::common::job::Job;
-use crate::common::{Gate, TIMEOUT, Wire, fabric_links, over, simulated_links};
+use crate::common::{Gate, TIMEOUT, Wire, efa_links, fabric_links, over, simulated_efa};
 
 /// More ranks than are queried at once. Each watches all others, which takes two descriptors of this process per
 /// pair. Many systems allow a process 20,000.
@@ -58,11 +58,8 @@ type Links = fn(usize) -> Option<Vec<Joined>>;
 
 const WIRES: [(&str, Links); 3] = [
     ("tcp", |size| Some(Wire::Nodes(1).links(size))),
-    ("srd", |size| {
-        // The number of receive buffers of a real device.
-        let script = SrdScript { receives: 8192, completions: 16_384, ..SrdScript::default() };
-        Some(simulated_links(size, 1, script).1)
-    }),
+    // The number of receive buffers of a real device.
+    ("efa", |size| Some(efa_links(size, 1, &simulated_efa(0, &[(knob::RECEIVES, 8192)])))),
     ("fabric", fabric_links),
 ];
 

@@ -318,7 +318,7 @@ fn overlapping_input_and_output_give_the_results_of_separate_buffers() {
         (Wire::Nodes(2), 4, &SHORT_AND_LONG, false),
         (Wire::Nodes(2), 3, &SHORT_AND_LONG, true),
         (Wire::Encrypted(1), 2, &SHORT_AND_LONG, false),
-        (Wire::Srd(7), 2, &SHORT_AND_LONG, false),
+        (Wire::Efa(7), 2, &SHORT_AND_LONG, false),
     ]));
 }
 

@@ -85,7 +85,7 @@ fn collectives_are_correct_on_symmetric_memory_and_release_it() {
         (4, Wire::NonTemporal),
         (4, Wire::Nodes(2)),
         (5, Wire::Nodes(3)),
-        (3, Wire::Srd(7)),
+        (3, Wire::Efa(7)),
     ] {
         over(wire.links(n), TIMEOUT, |comm| {
             for collective in ALL {

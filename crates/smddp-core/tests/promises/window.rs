@@ -2,9 +2,8 @@
 
 use smddp_core::network::{NetworkEstimate, Origin};
 use smddp_core::{Collective, DType, Network};
-use smddp_transport::fabric::srd::SrdScript;
 
-use crate::common::{TIMEOUT, Wire, over, simulated_links, try_one};
+use crate::common::{TIMEOUT, Wire, efa_links, over, simulated_efa, try_one};
 
 /// Latencies in nanoseconds. At 1 Gbit/s and with cells of 32 KiB they need windows from 16 cells up to whole
 /// messages.
@@ -36,12 +35,12 @@ fn collectives_are_correct_with_every_window_size() {
 #[test]
 fn collectives_are_correct_with_every_window_size_without_copies() {
     for latency_ns in [450e3, 2.5e6] {
-        let (srd, links) = simulated_links(3, 1, SrdScript { seed: 5, ..SrdScript::default() });
-        over(links, TIMEOUT, |comm| {
+        let fabric = simulated_efa(5, &[]);
+        over(efa_links(3, 1, &fabric), TIMEOUT, |comm| {
             assert!(comm.set_network(known(latency_ns)));
             COLLECTIVES.iter().for_each(|&collective| try_one(comm, collective, 200_000, 1, false).unwrap());
         });
-        assert_eq!(srd.violations(), []);
+        assert_eq!(fabric.violations(), []);
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn options(rank: usize) -> TransportOptions {
         encrypts: false,
         library: None,
         provider: None,
+        separate_endpoint: false,
         local: None,
     }
 }

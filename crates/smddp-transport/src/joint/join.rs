@@ -175,7 +175,7 @@ impl Prepared {
 }
 
 /// Creates a group with shared memory between the ranks `here` and the wire of `parts` to all other ranks, if there are any.
-pub(super) fn group(
+fn group(
     me: usize,
     shm: shm::Prepared,
     parts: Option<RemoteParts>,

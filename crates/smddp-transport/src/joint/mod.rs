@@ -10,7 +10,6 @@ mod messages;
 mod options;
 mod routes;
 mod scripted;
-mod simulated;
 mod transports;
 
 pub use group::Group;
@@ -20,5 +19,4 @@ pub use messages::Messages;
 pub use options::{InterNode, TransportOptions};
 pub use routes::{RoutedChannels, Routes};
 pub use scripted::WireScript;
-pub use simulated::simulated;
 pub use transports::may_have_efa;

@@ -35,6 +35,9 @@ pub struct TransportOptions {
     /// Path of libfabric (`SMDDP_LIBFABRIC`), and its provider. `None`: efa.
     pub library: Option<PathBuf>,
     pub provider: Option<String>,
+    /// Opens a fabric endpoint for this group alone, for ranks that are threads of one process. Otherwise all groups of the
+    /// process share an endpoint.
+    pub separate_endpoint: bool,
     /// This rank's index on its host and the number of ranks there, if the launcher sets them.
     pub local: Option<(usize, usize)>,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::options::{InterNode, TransportOptions};
 use crate::RankInfo;
 use crate::net::channels::RemoteParts;
-use crate::net::fabric::process_endpoint::{discovery_log, shared};
+use crate::net::fabric::process_endpoint::{discovery_log, separate, shared};
 use crate::net::fabric::provider_choice::Settings;
 use crate::net::fabric::wire::{FabricWire, SharedEndpoint};
 use crate::net::interface::{self, AddressFamily};
@@ -159,7 +159,11 @@ fn engine(
         Ok(Settings { library, provider, address, local: options.local })
     };
     // A quarter of the staging pool, which is also the limit of any operation.
-    shared(endpoint, settings, size - 1, options.staging / 4)
+    let budget = options.staging / 4;
+    match options.separate_endpoint {
+        true => separate(endpoint, settings, size - 1, budget),
+        false => shared(endpoint, settings, size - 1, budget),
+    }
 }
 
 /// Returns the address for a liveness connection to that rank's process, if this rank can reach it.

@@ -1,4 +1,4 @@
-//! Wire over libfabric, or over a simulation of EFA's SRD protocol.
+//! Wire over libfabric.
 
 pub(crate) mod endpoint;
 mod group;
@@ -17,7 +17,6 @@ mod receive_buffers;
 pub(crate) mod registration;
 mod send_buffers;
 mod slab;
-pub mod srd;
 mod transfers;
 pub(crate) mod wire;
 

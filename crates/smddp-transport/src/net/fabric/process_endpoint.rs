@@ -32,14 +32,34 @@ pub(crate) fn shared(
     if let Some(endpoint) = endpoint.upgrade() {
         return Ok(endpoint);
     }
-    let (choice, lines) = choose_provider(&settings()?);
+    let shared = open(process, &settings()?, peers, budget, found)?;
+    *endpoint = Arc::downgrade(&shared);
+    Ok(shared)
+}
+
+/// Opens an endpoint that only the caller uses. Arguments: see [`shared`].
+pub(crate) fn separate(
+    process: &Endpoint,
+    settings: impl FnOnce() -> Result<Settings, String>,
+    peers: usize,
+    budget: usize,
+) -> Result<SharedEndpoint, String> {
+    open(process, &settings()?, peers, budget, &mut lock(CURRENT.get()).found)
+}
+
+fn open(
+    process: &Endpoint,
+    settings: &Settings,
+    peers: usize,
+    budget: usize,
+    found: &mut Vec<String>,
+) -> Result<SharedEndpoint, String> {
+    let (choice, lines) = choose_provider(settings);
     *found = lines;
     let choice = choice.map_err(|e| e.to_string())?;
     let (name, rails) = undisturbed("libfabric", || ofi::open(&choice))?;
     let new = FabricEndpoint::new(name, rails, RegisteredStaging::of(process), peers, budget)?;
-    let shared = Arc::new(Mutex::new(new));
-    *endpoint = Arc::downgrade(&shared);
-    Ok(shared)
+    Ok(Arc::new(Mutex::new(new)))
 }
 
 /// Log lines of the last provider selection.

@@ -1,69 +1,35 @@
 //! Tests of discovery, devices and options through the real loading code, over a library that imitates EFA's provider.
 
 use std::sync::atomic::AtomicU8;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fake_libfabric::{PATH, knob};
+use fake_libfabric::{PATH, SimulatedFabric, knob};
 use libfabric_sys::Version;
 
 use super::super::endpoint::FabricEndpoint;
-use super::super::provider_choice::{Provider, ProviderError, Settings, choose_provider};
+use super::super::provider_choice::{ProviderError, Settings, choose_provider};
 use super::super::registration::RegisteredStaging;
-use super::super::srd::connect;
+use super::simulated::{choose, connect};
 use super::tests::{frames_over, kill};
 use super::*;
 use crate::net::fabric::rail::Rail as _;
 use crate::net::wire::Wire;
 
-/// Handle to the fake library; the lock serializes the tests.
-struct Fake {
-    set: extern "C" fn(u64, u64),
-    get: extern "C" fn(u64) -> u64,
-    _serialized: MutexGuard<'static, ()>,
-}
-
-impl Fake {
-    fn new(version: Version, devices: u64) -> Self {
-        static LOCK: Mutex<()> = Mutex::new(());
-        let serialized = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = std::ffi::CString::new(PATH).unwrap();
-        // SAFETY: the fake has no initializers and stays open, and these functions have these types.
-        let fake = unsafe {
-            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
-            assert!(!handle.is_null());
-            let (set, get) =
-                (libc::dlsym(handle, c"fake_set".as_ptr()), libc::dlsym(handle, c"fake_get".as_ptr()));
-            assert!(!set.is_null() && !get.is_null());
-            Self {
-                set: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64, u64)>(set),
-                get: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64) -> u64>(get),
-                _serialized: serialized,
-            }
-        };
-        for setting in 0..=knob::RUDE {
-            (fake.set)(setting, 0);
-        }
-        (fake.set)(knob::VERSION, version.packed().into());
-        (fake.set)(knob::DEVICES, devices);
-        fake
-    }
+/// Returns a fabric of a libfabric of that version, with that number of devices.
+fn efa(version: Version, devices: u64) -> SimulatedFabric {
+    SimulatedFabric::new().with(knob::VERSION, version.packed().into()).with(knob::DEVICES, devices)
 }
 
 fn settings(provider: Option<&str>, local: Option<(usize, usize)>) -> Settings {
     Settings { library: Some(PATH.into()), provider: provider.map(str::to_owned), address: None, local }
 }
 
-fn choose(settings: &Settings) -> Provider {
-    let (choice, lines) = choose_provider(settings);
-    choice.unwrap_or_else(|reason| panic!("{reason}: {lines:?}"))
-}
-
 const NEW: Version = Version::new(2, 1);
 
 #[test]
 fn efa_is_the_default_provider_with_rails_in_bus_order() {
-    let _fake = Fake::new(NEW, 4);
+    let _fabric = efa(NEW, 4);
     let (choice, lines) = choose_provider(&settings(None, None));
     let choice = choice.unwrap();
     assert_eq!((choice.provider.as_str(), choice.version), ("efa", NEW));
@@ -78,12 +44,12 @@ fn efa_is_the_default_provider_with_rails_in_bus_order() {
 #[test]
 fn signal_handlers_and_floating_point_mode_are_restored_after_loading() {
     extern "C" fn handler(_: i32) {}
-    let fake = Fake::new(NEW, 1);
-    (fake.set)(knob::RUDE, 1);
+    let fabric = efa(NEW, 1);
+    fabric.set(knob::RUDE, 1);
     let handler = handler as *const () as libc::sighandler_t;
     // SAFETY: an empty handler, for a signal that nothing sends.
     unsafe { libc::signal(libc::SIGSTKFLT, handler) };
-    choose(&settings(None, None));
+    choose(None, None);
     // SAFETY: as above.
     assert_eq!(unsafe { libc::signal(libc::SIGSTKFLT, libc::SIG_DFL) }, handler);
     assert!(std::hint::black_box(f32::MIN_POSITIVE) / 2.0 > 0.0, "denormals are flushed");
@@ -91,8 +57,8 @@ fn signal_handlers_and_floating_point_mode_are_restored_after_loading() {
 
 #[test]
 fn devices_are_divided_among_the_ranks_of_a_node() {
-    let _fake = Fake::new(NEW, 4);
-    let rails = |local| choose(&settings(None, Some(local))).rails();
+    let _fabric = efa(NEW, 4);
+    let rails = |local| choose(None, Some(local)).rails();
     assert_eq!(rails((0, 8)), rails((1, 8)));
     assert_eq!(rails((7, 8)), ["rdmap64s27 (0000:40:1b.0)"]);
     assert_eq!(rails((1, 2)).len(), 2);
@@ -101,15 +67,15 @@ fn devices_are_divided_among_the_ranks_of_a_node() {
 
 #[test]
 fn efa_direct_is_selected_by_name() {
-    let _fake = Fake::new(NEW, 1);
-    let choice = choose(&settings(Some("efa-direct"), None));
+    let _fabric = efa(NEW, 1);
+    let choice = choose(Some("efa-direct"), None);
     assert_eq!(choice.provider, "efa-direct");
     assert!(choice.devices().all(|d| d.fabric() == "efa-direct"));
 }
 
 #[test]
 fn unusable_provider_errors_contain_expected_and_actual_values() {
-    let fake = Fake::new(Version::new(1, 17), 4);
+    let fabric = efa(Version::new(1, 17), 4);
     let (result, lines) = choose_provider(&settings(None, None));
     let reason = result.err().unwrap();
     assert!(matches!(reason, ProviderError::TooOld { .. }), "{reason}");
@@ -119,12 +85,12 @@ fn unusable_provider_errors_contain_expected_and_actual_values() {
     );
     assert!(lines.last().unwrap().contains("none: libfabric 1.17"), "{lines:?}");
 
-    (fake.set)(knob::VERSION, NEW.packed().into());
+    fabric.set(knob::VERSION, NEW.packed().into());
     let (result, _) = choose_provider(&settings(Some("verbs"), None));
     let text = result.err().unwrap().to_string();
     assert!(text.contains("no provider verbs") && text.contains("it has efa-direct, efa"), "{text}");
 
-    (fake.set)(knob::DEVICES, 0);
+    fabric.set(knob::DEVICES, 0);
     let (result, _) = choose_provider(&settings(None, None));
     let text = result.err().unwrap().to_string();
     assert!(text.contains("no provider efa") && text.contains("it has none"), "{text}");
@@ -132,13 +98,13 @@ fn unusable_provider_errors_contain_expected_and_actual_values() {
 
 #[test]
 fn endpoints_respect_provider_limits_and_close_all_objects() {
-    let fake = Fake::new(NEW, 2);
-    let get = |counter| (fake.get)(counter);
+    let fabric = efa(NEW, 2);
+    let get = |counter| fabric.get(counter);
     for (no_options, emulated) in [(0, 0), (0, 1), (1, 0)] {
-        (fake.set)(knob::NO_OPTIONS, no_options);
-        (fake.set)(knob::EMULATED_WRITE, emulated);
-        (fake.set)(knob::OPTIONS, 0);
-        let (_, rails) = open(&choose(&settings(None, None))).unwrap();
+        fabric.set(knob::NO_OPTIONS, no_options);
+        fabric.set(knob::EMULATED_WRITE, emulated);
+        fabric.set(knob::OPTIONS, 0);
+        let (_, rails) = open(&choose(None, None)).unwrap();
         assert_eq!(rails.len(), 2);
         let limits = rails[0].limits().common(rails[1].limits());
         if no_options == 0 {
@@ -162,17 +128,17 @@ fn endpoints_respect_provider_limits_and_close_all_objects() {
 
 #[test]
 fn endpoint_inserts_peers_on_every_rail_and_posts_receive_buffers() {
-    let fake = Fake::new(NEW, 4);
-    let get = |counter| (fake.get)(counter);
+    let fabric = efa(NEW, 4);
+    let get = |counter| fabric.get(counter);
     let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());
     let endpoint = || {
-        let (name, rails) = open(&choose(&settings(None, None))).unwrap();
+        let (name, rails) = open(&choose(None, None)).unwrap();
         let staging = RegisteredStaging::new(memory[0].as_ptr(), memory.len(), memory.clone());
         Arc::new(Mutex::new(FabricEndpoint::new(name, rails, staging, 1, 1 << 20).unwrap()))
     };
     let endpoints = [endpoint(), endpoint()];
     assert_eq!(get(knob::REGIONS), 0, "unused memory is not pinned");
-    let wires = connect(&endpoints).unwrap();
+    let wires = connect(&endpoints);
     let name = &wires[0].capabilities().name;
     assert!(name.starts_with("fabric efa (libfabric 2.1) ") && name.ends_with(", 4 rails"), "{name}");
     assert_eq!(get(knob::INSERTED), 2 * 4);
@@ -185,18 +151,18 @@ fn endpoint_inserts_peers_on_every_rail_and_posts_receive_buffers() {
 
 #[test]
 fn frames_arrive_over_simulated_efa_for_each_transfer_mode() {
-    let fake = Fake::new(NEW, 2);
+    let fabric = efa(NEW, 2);
     for (emulated, takes) in [(0, 0), (1, 0), (0, 1)] {
-        (fake.set)(knob::EMULATED_WRITE, emulated);
-        (fake.set)(knob::TAKES, takes);
+        fabric.set(knob::EMULATED_WRITE, emulated);
+        fabric.set(knob::TAKES, takes);
         assert!(frames_over("efa", true));
-        assert_eq!(((fake.get)(knob::OPEN), (fake.get)(knob::WRONG)), (0, 0));
+        assert_eq!((fabric.get(knob::OPEN), fabric.get(knob::WRONG)), (0, 0));
     }
 }
 
 #[test]
 fn killed_process_is_detected_by_its_peer_over_simulated_efa() {
-    let fake = Fake::new(NEW, 2);
+    let fabric = efa(NEW, 2);
     assert_eq!(kill("efa", false, Duration::from_secs(30)), Some(true));
-    assert_eq!((fake.get)(knob::WRONG), 0);
+    assert_eq!(fabric.get(knob::WRONG), 0);
 }

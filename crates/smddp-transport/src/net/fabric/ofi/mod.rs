@@ -4,7 +4,15 @@ mod contexts;
 mod rail;
 
 #[cfg(test)]
+mod exchange;
+#[cfg(test)]
 mod fake_tests;
+#[cfg(test)]
+mod peer_tests;
+#[cfg(test)]
+mod rule_tests;
+#[cfg(test)]
+mod simulated;
 #[cfg(test)]
 mod tests;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::super::endpoint::FabricEndpoint;
 use super::super::provider_choice::{Settings, choose_provider};
 use super::super::registration::RegisteredStaging;
-use super::super::srd::connect;
+use super::simulated::connect;
 use super::*;
 use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{ALL_CLASSES, Frame, Kind};
@@ -109,8 +109,8 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
     let Some(endpoints) = endpoints(provider, writes) else { return false };
     let memories = endpoints.each_ref().map(|e| e.lock().unwrap().staging.base());
     println!("{:?}", endpoints[0].lock().unwrap().limits);
-    let mut wires = connect(&endpoints).unwrap();
-    println!("{}", &wires[0].capabilities().name);
+    let mut wires = connect(&endpoints);
+    println!("{}", wires[0].capabilities().name);
     let mut sinks = memories.map(checking_sink);
     let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, SLOT];
     let begun = Instant::now();
@@ -166,7 +166,7 @@ fn closed_peer_is_detected_by_a_waiting_rank() {
     let _serialized = serialize();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         let Some(endpoints) = endpoints(provider, true) else { continue };
-        let mut wires = connect(&endpoints).unwrap();
+        let mut wires = connect(&endpoints);
         let mut sinks = [checking_sink(std::ptr::null_mut()), checking_sink(std::ptr::null_mut())];
         let frame = Frame::new(Kind::Credit, 1);
         let begun = Instant::now();

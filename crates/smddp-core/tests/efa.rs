@@ -6,22 +6,18 @@
 #[expect(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
-use common::{ALL, TIMEOUT, over, simulated_links, try_one};
-use smddp_transport::fabric::srd::SrdScript;
+use common::{ALL, TIMEOUT, efa_links, over, simulated_efa, try_one};
+use fake_libfabric::knob;
 
 /// Runs all collectives for one seed, with sizes from zero to many segments. The seed determines ranks, nodes and
 /// rails.
 fn seed(seed: u64) {
     let size = 2 + (seed % 5) as usize;
     let each = 1 + (seed / 5 % 3) as usize;
-    let script = SrdScript {
-        seed,
-        rails: [1, 2, 4][(seed / 15 % 3) as usize],
-        writes: seed / 45 % 2 == 1,
-        ..SrdScript::default()
-    };
-    let (srd, links) = simulated_links(size, each, script);
-    over(links, TIMEOUT, |comm| {
+    let knobs =
+        [(knob::DEVICES, [1, 2, 4][(seed / 15 % 3) as usize]), (knob::EMULATED_WRITE, (seed / 45 + 1) % 2)];
+    let fabric = simulated_efa(seed, &knobs);
+    over(efa_links(size, each, &fabric), TIMEOUT, |comm| {
         for (i, &collective) in ALL.iter().enumerate() {
             let counts = [0, 3, 700, 5_000, 40_000, 90_001];
             let count = counts[(seed as usize + i) % if seed.is_multiple_of(4) { 6 } else { 4 }];
@@ -29,7 +25,7 @@ fn seed(seed: u64) {
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         }
     });
-    assert_eq!(srd.violations(), [], "seed {seed}");
+    assert_eq!(fabric.violations(), [], "seed {seed}");
 }
 
 #[test]
