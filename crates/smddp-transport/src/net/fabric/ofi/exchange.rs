@@ -7,8 +7,8 @@ use fake_libfabric::SimulatedFabric;
 use super::simulated::{Memory, connect, endpoints};
 use crate::net::fabric::endpoint::ProtocolError;
 use crate::net::fabric::wire::FabricWire;
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, Kind};
+use crate::net::wire::{Broken, Payload, Sink, Target, Ticket, Wire};
 
 /// Size of a slot in bytes, and number of send slots and of receive slots per rank.
 const SLOT: usize = 300 << 10;
@@ -219,7 +219,7 @@ impl Run {
             fill(at, bytes, |i| byte(r.me, to, index, i));
             let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
             // SAFETY: short, or a slot that stays unchanged until its ticket returns.
-            unsafe { r.wire.send(to, &frame, at, ticket) };
+            unsafe { r.wire.send(to, &frame, Payload::Borrowed { at, ticket }) };
             short.fill(0xee);
             r.plan.pop_front();
         }
@@ -238,7 +238,7 @@ impl Run {
         let size = self.ranks.len();
         self.ranks.iter().all(|r| {
             let all = (0..size).all(|peer| peer == r.me || r.sink.next[peer] >= frames);
-            all && r.plan.is_empty() && r.free.len() == SLOTS && r.wire.drained()
+            all && r.plan.is_empty() && r.free.len() == SLOTS && r.wire.is_flushed(ALL_CLASSES)
         })
     }
 
@@ -252,7 +252,7 @@ impl Run {
                 if let Some(error) = self.ranks[rank].sink.errors.first() {
                     return Err(format!("rank {rank}: {error}"));
                 }
-                if let Some(broken) = self.ranks[rank].wire.broken().first() {
+                if let Some(broken) = Broken::among(self.ranks[rank].wire.peers()).first() {
                     return Err(format!("rank {rank}: rank {} is lost: {}", broken.peer, broken.reason));
                 }
             }

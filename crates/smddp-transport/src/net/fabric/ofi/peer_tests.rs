@@ -7,10 +7,10 @@ use fake_libfabric::{Rule, knob};
 use super::open;
 use super::simulated::{Memory, choose, connect, efa, endpoints};
 use crate::lock;
-use crate::net::fabric::endpoint::PING_INTERVAL;
+use crate::net::fabric::liveness::PING_INTERVAL;
 use crate::net::fabric::rail::{LocalMemory, Posted, Rail as _};
-use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Sink, Target, Ticket, Wire};
+use crate::net::frame::{ALL_CLASSES, Frame, Kind};
+use crate::net::wire::{Broken, Close, Payload, Sink, Target, Ticket, Wire};
 
 /// Sink that receives all frames into one target.
 struct RecordingSink {
@@ -50,7 +50,9 @@ fn receive_buffers_are_posted_for_peers_in_use() {
                 let frame = Frame { index, bytes: 200, ..Frame::new(Kind::Data, 1) };
                 for next in [1, 2] {
                     // SAFETY: short.
-                    unsafe { wire.send((rank + next) % RANKS, &frame, short.as_ptr(), 0) };
+                    unsafe {
+                        wire.send((rank + next) % RANKS, &frame, Payload::Copied { at: short.as_ptr() })
+                    };
                 }
             }
         }
@@ -60,7 +62,7 @@ fn receive_buffers_are_posted_for_peers_in_use() {
             assert!(polls < 20_000, "seed {seed}: no progress");
             for (wire, sink) in wires.iter_mut().zip(&mut sinks) {
                 wire.poll(sink);
-                assert_eq!(wire.broken(), [], "seed {seed}");
+                assert_eq!(Broken::among(wire.peers()), [], "seed {seed}");
             }
         }
         assert_eq!(fabric.violations(), [], "seed {seed}");
@@ -76,10 +78,10 @@ fn shortage_of_receive_buffers_is_reported() {
     let mut sink = sinks(&memory, 1, 256).remove(0);
     for to in 1..RANKS {
         // SAFETY: no payload.
-        unsafe { wires[0].send(to, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
+        unsafe { wires[0].send(to, &Frame::new(Kind::Credit, 1), Payload::None) };
     }
     wires[0].poll(&mut sink);
-    let broken = wires[0].broken();
+    let broken = Broken::among(wires[0].peers());
     assert!(!broken.is_empty() && broken.len() < RANKS - 1, "{} lost peers", broken.len());
     assert!(
         broken[0].reason.contains("peers in use") && broken[0].reason.contains("room for"),
@@ -112,7 +114,7 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
         let mut sinks = sinks(&memory, 3, LARGE);
         let frame = Frame { bytes: LARGE as u64, ..Frame::new(Kind::Data, 1) };
         // SAFETY: staging memory of this rank, which does not change.
-        unsafe { first[1].send(0, &frame, memory.at(LARGE), 0) };
+        unsafe { first[1].send(0, &frame, Payload::Borrowed { at: memory.at(LARGE), ticket: 0 }) };
         // Full queues may not accept it at once.
         for _ in 0..20 {
             first[1].poll(&mut sinks[1]);
@@ -136,11 +138,11 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
                 let peer = endpoint.peers.iter().position(|peer| peer.peer_window_open).unwrap();
                 endpoint.fail_peer(peer, "it is lost");
             }
-            End::Aborted => first[0].abandon(),
+            End::Aborted => _ = first[0].close(Close::Abort),
             End::Closed => drop(first.remove(0)),
         }
         // SAFETY: as above.
-        unsafe { second[1].send(0, &frame, memory.at(2 * LARGE), 0) };
+        unsafe { second[1].send(0, &frame, Payload::Borrowed { at: memory.at(2 * LARGE), ticket: 0 }) };
         let mut polls = 0;
         while !sinks[0].arrived.contains(&(2, 0)) {
             polls += 1;
@@ -177,7 +179,7 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
             for index in 0..20 {
                 let frame = Frame { index: index * 3 + g as u64, ..Frame::new(Kind::Credit, 1) };
                 // SAFETY: no payload.
-                unsafe { group[0].0.send(1, &frame, std::ptr::null(), 0) };
+                unsafe { group[0].0.send(1, &frame, Payload::None) };
             }
         }
         // Polls of the last group make progress for the other groups too; their frames wait for their own sinks.
@@ -194,7 +196,7 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
             }
             let want: Vec<u64> = (0..20).map(|i| i * 3 + g as u64).collect();
             assert_eq!(group[1].1, want, "seed {seed}, group {g}");
-            assert!(group[0].0.drained());
+            assert!(group[0].0.is_flushed(ALL_CLASSES));
         }
         assert_eq!(fabric.violations(), []);
     }
@@ -233,11 +235,12 @@ fn foreign_messages_are_dropped_without_effect_on_groups() {
             }
         }
         // SAFETY: no payload.
-        unsafe {
-            wires[0].send(1, &Frame { index: round, ..Frame::new(Kind::Credit, 1) }, std::ptr::null(), 0)
-        };
+        unsafe { wires[0].send(1, &Frame { index: round, ..Frame::new(Kind::Credit, 1) }, Payload::None) };
         (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut last)));
-        assert_eq!(wires.iter().map(|wire| wire.broken().len()).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(
+            wires.iter_mut().map(|wire| Broken::among(wire.peers()).len()).collect::<Vec<_>>(),
+            [0, 0]
+        );
         assert_eq!(last.0, round, "the group continues");
     }
     assert_eq!(lock(&endpoints[1]).foreign, 8 * 4);
@@ -261,11 +264,11 @@ fn answering_peer_is_pinged_again_after_the_ping_interval() {
     // A frame in each direction opens both windows.
     for (rank, wire) in wires.iter_mut().enumerate() {
         // SAFETY: no payload.
-        unsafe { wire.send(1 - rank, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
+        unsafe { wire.send(1 - rank, &Frame::new(Kind::Credit, 1), Payload::None) };
     }
     let mut last_ping = |waited: Option<Duration>| {
         if let Some(waited) = waited {
-            wires[0].watch(1, false, now + waited);
+            wires[0].check(now + waited, &[1]);
         }
         (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut Nothing)));
         let peers = &lock(&endpoints[0]).peers;

@@ -5,7 +5,7 @@ use fake_libfabric::{Rule, knob};
 use super::exchange::Run;
 use super::simulated::efa;
 use crate::net::fabric::endpoint::ProtocolError;
-use crate::net::wire::Wire;
+use crate::net::wire::{Broken, Wire};
 
 const MAX_ROUNDS: usize = 200_000;
 
@@ -113,13 +113,14 @@ fn closed_endpoint_is_reported_to_its_peers() {
             (0..2).for_each(|rank| {
                 run.step(rank);
             });
-            let is_reported = |rank: usize| run.ranks[rank].wire.broken().iter().any(|b| b.peer == 2);
+            let mut is_reported =
+                |rank: usize| Broken::among(run.ranks[rank].wire.peers()).iter().any(|b| b.peer == 2);
             if is_reported(0) && is_reported(1) {
                 break;
             }
         }
         for rank in 0..2 {
-            let broken = run.ranks[rank].wire.broken();
+            let broken = Broken::among(run.ranks[rank].wire.peers());
             assert_eq!(broken.len(), 1, "{broken:?}");
             assert!(broken[0].peer == 2 && broken[0].reason.contains("Input/output error"), "{broken:?}");
         }
