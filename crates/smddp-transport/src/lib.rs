@@ -8,6 +8,7 @@ mod close_on_fork;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod handshake;
 pub mod joint;
 mod net;
 mod p2p;

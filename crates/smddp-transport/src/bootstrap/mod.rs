@@ -40,8 +40,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::RankInfo;
 use crate::close_on_fork::CloseOnFork;
-use crate::process::{ProcessUid, listen, random};
-use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
+use crate::handshake::{PROTOCOL, ProcessUid, is_unauthenticated};
+use crate::process::{listen, random};
+use crate::token::{TAG, Token};
 use crate::warning::warn;
 pub use address::rank_label;
 use address::{Records, TreeAddress, parse_unverified};

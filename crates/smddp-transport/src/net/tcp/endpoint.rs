@@ -8,18 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::address::{self, ACCEPTED, CLOSED, HELLO, Hello, Purpose, REJECTED, TcpAddress, parse};
+use super::address::TcpAddress;
 use super::dial::advice;
 use super::seal::Seal;
 use super::straggler_query;
 use crate::close_on_fork::CloseOnFork;
 use crate::fork::{self, PerProcess};
+use crate::handshake::{Greeting, Listener, Purpose, Responder, Verdict};
 use crate::lock;
+use crate::net::frame::CLASSES;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
 use crate::process::incoming::{IncomingHost, Stage};
 use crate::process::status::{StatusQuery, respond};
 use crate::process::{Doorbell, Endpoint, ProcessUid, random};
-use crate::token::{NONCE, Responder, Token};
+use crate::token::Token;
 use crate::warning::{info, warn};
 
 /// Rejected connection, and the reason.
@@ -53,7 +55,7 @@ pub(super) struct FrameConnection {
 #[derive(Default)]
 struct Classes {
     /// (peer rank, class) of every connection that was accepted or is no longer needed. Each is accepted at most once,
-    /// so that a repeated hello cannot replace a connection between two ranks.
+    /// so that a repeated greeting cannot replace a connection between two ranks.
     seen: HashSet<(usize, usize)>,
     /// Connections that the group has not taken yet.
     waiting: Vec<FrameConnection>,
@@ -74,15 +76,15 @@ const WATCHERS_PER_RANK: usize = 4;
 /// Maximum number of logged rejections, so that a peer that retries does not fill the log.
 const MAX_LOGGED_REJECTIONS: u64 = 8;
 
-fn send_byte(mut stream: &TcpStream, byte: u8) {
+fn send_verdict(mut stream: &TcpStream, verdict: Verdict) {
     // One byte fits in any socket buffer.
-    let _ = stream.write_all(&[byte]);
+    let _ = stream.write_all(&[verdict as u8]);
 }
 
 impl Watchers {
     fn add(&mut self, stream: CloseOnFork<TcpStream>, limit: usize) -> Result<(), Rejected> {
         if self.closed {
-            send_byte(&stream, CLOSED);
+            send_verdict(&stream, Verdict::Closed);
             return Ok(());
         }
         if self.streams.len() >= limit {
@@ -95,7 +97,7 @@ impl Watchers {
         if self.streams.len() >= limit {
             return Err((stream, "it has too many liveness connections"));
         }
-        send_byte(&stream, ACCEPTED);
+        send_verdict(&stream, Verdict::Accepted);
         self.streams.push(stream);
         Ok(())
     }
@@ -125,7 +127,7 @@ impl PendingConnections {
     fn add(&self, connection: FrameConnection) -> Result<(), Rejected> {
         let mut classes = lock(&self.classes);
         if classes.closed {
-            send_byte(&connection.stream, CLOSED);
+            send_verdict(&connection.stream, Verdict::Closed);
             return Ok(());
         }
         if !classes.seen.insert((connection.rank, connection.class)) {
@@ -135,7 +137,7 @@ impl PendingConnections {
             ));
         }
         // The verdict comes before any frame that the group sends.
-        send_byte(&connection.stream, ACCEPTED);
+        send_verdict(&connection.stream, Verdict::Accepted);
         classes.waiting.push(connection);
         self.has_new.store(true, Ordering::Release);
         Ok(())
@@ -143,7 +145,7 @@ impl PendingConnections {
 
     /// Rejects and logs a connection, which may not be from a rank of the group.
     pub(super) fn reject(&self, rank: usize, stream: &TcpStream, reason: &str) {
-        send_byte(stream, REJECTED);
+        send_verdict(stream, Verdict::Rejected);
         if self.rejected.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED_REJECTIONS {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
@@ -182,7 +184,7 @@ impl Drop for GroupListener {
         if self.endpoint.is_own_process() {
             let mut watchers = lock(&self.pending.watchers);
             watchers.closed = true;
-            watchers.streams.drain(..).for_each(|watcher| send_byte(&watcher, CLOSED));
+            watchers.streams.drain(..).for_each(|watcher| send_verdict(&watcher, Verdict::Closed));
         }
     }
 }
@@ -206,7 +208,7 @@ struct RegisteredGroups {
     closed: AtomicBool,
 }
 
-/// Host of incoming TCP connections. Their hello has the rank and the purpose.
+/// Host of incoming TCP connections. Their greeting has the rank and the purpose.
 struct TcpHost {
     groups: Arc<RegisteredGroups>,
     doorbell: Doorbell,
@@ -214,19 +216,17 @@ struct TcpHost {
 }
 
 impl IncomingHost for TcpHost {
-    fn greeting_bytes(&self) -> usize {
-        HELLO + NONCE
+    fn first_stage(&self) -> Stage {
+        Stage::Handshake(Box::new(Responder::new(Listener::Groups)))
     }
 
-    fn is_greeting(&self, words: &[u8]) -> bool {
-        address::has_greeting_prefix(words)
-    }
-
-    fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
-        let hello = parse(words.first_chunk()?)?;
+    fn token(&self, greeting: &Greeting) -> Option<Arc<Token>> {
+        if matches!(greeting.purpose, Purpose::Frames(class) if class >= CLASSES) {
+            return None;
+        }
         let groups = lock(&self.groups.by_id);
         // A peer that addresses another rank has wrong addresses, and its messages must not reach this rank.
-        let group = groups.get(&hello.listener_id).filter(|group| group.me == hello.to)?;
+        let group = groups.get(&greeting.to.id).filter(|group| group.me == greeting.to.rank)?;
         lock(&group.token).clone()
     }
 
@@ -240,15 +240,15 @@ impl IncomingHost for TcpHost {
     fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
-        words: &[u8],
-        met: Option<&Responder>,
+        handshake: &Responder,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let keys = met.filter(|_| self.encrypts).map(Responder::keys);
-        let Hello { listener_id, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
+        let keys = handshake.keys().filter(|_| self.encrypts);
+        let Greeting { purpose, from, to, .. } = handshake.greeting()?;
+        let rank = from.rank;
         let stream = caller.map(TcpStream::from);
-        let pending = lock(&self.groups.by_id).get(&listener_id).and_then(|group| group.pending.upgrade());
+        let pending = lock(&self.groups.by_id).get(&to.id).and_then(|group| group.pending.upgrade());
         let Some(pending) = pending else {
-            send_byte(&stream, CLOSED);
+            send_verdict(&stream, Verdict::Closed);
             return None;
         };
         if rank >= pending.size || rank == pending.me {
@@ -265,11 +265,14 @@ impl IncomingHost for TcpHost {
                 let begun = pending.begun.load(Ordering::Acquire);
                 let doing = respond(StatusQuery::Activity(pending.subject.load(Ordering::Relaxed)));
                 // One write for both: data after a single byte would wait for its acknowledgement (Nagle).
-                let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
+                let reply =
+                    [&[Verdict::Accepted as u8], &*straggler_query::encode_reply(begun, &doing, keys)]
+                        .concat();
                 let _ = (&*stream).write_all(&reply);
                 Ok(())
             }
             Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS_PER_RANK * pending.size),
+            Purpose::Memory | Purpose::Export(_) | Purpose::Bootstrap => Ok(()),
         };
         if let Err((stream, reason)) = outcome {
             pending.reject(rank, &stream, reason);

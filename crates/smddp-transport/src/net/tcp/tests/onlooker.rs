@@ -6,8 +6,8 @@ use std::sync::Mutex;
 
 use super::*;
 
-/// Size of the initiator's part of the handshake, in bytes: hello, nonce, proof.
-const HANDSHAKE: usize = 40 + 32 + 32;
+/// Size of the initiator's part of the handshake, in bytes: greeting, proof.
+const HANDSHAKE: usize = 112 + 32;
 
 #[derive(Clone, Default)]
 struct Onlooker {
