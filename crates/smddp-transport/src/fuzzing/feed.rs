@@ -5,7 +5,9 @@ use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::handshake::{HandshakeEnd, Initiator, Listener, Responder, Verdict};
+#[cfg(test)]
+use crate::handshake::ACCEPTED;
+use crate::handshake::{HandshakeEnd, Initiator, Listener, Responder};
 use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::joint::{InterNode, Prepared, TransportOptions};
 #[cfg(test)]
@@ -64,7 +66,7 @@ pub(crate) fn responder_reply(listener: Listener, greeting: &[u8], token: &Arc<T
 #[cfg(test)]
 pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
     let mut stream = accept_proof(stream);
-    stream.write_all(&[Verdict::Accepted as u8]).unwrap_or_else(|error| panic!("{error}"));
+    stream.write_all(&[ACCEPTED]).unwrap_or_else(|error| panic!("{error}"));
     stream
 }
 

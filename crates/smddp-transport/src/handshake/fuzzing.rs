@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    GREETING_BYTES, Greeting, HandshakeEnd, Initiator, Listener, Party, Purpose, Responder, Verdict,
-};
+use super::{GREETING_BYTES, Greeting, HandshakeEnd, Initiator, Listener, Party, Purpose, Responder};
 use crate::fuzzing::Script;
 use crate::fuzzing::feed::known_token;
 use crate::token::Token;
@@ -98,7 +96,7 @@ pub(crate) fn both_ends(script: &mut Script<'_>) {
                 answer(&mut responder, &theirs);
                 back.send(&mut responder, script);
                 if responder.is_authenticated() && purpose.has_verdict() && back.waiting.is_empty() {
-                    back.waiting.push(Verdict::Accepted as u8);
+                    back.waiting.push(super::ACCEPTED);
                 }
                 open = back.deliver(&mut initiator, script);
             }

@@ -4,43 +4,33 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use super::{
-    GREETING_BYTES, Greeting, HEADER_BYTES, HandshakeEnd, INITIATOR, NONCE_BYTES, PROOF_BYTES, Party,
-    Purpose, REPLY_BYTES, RESPONDER, Verdict, append, check_header, unauthenticated,
+    ACCEPTED, CLOSED, Greeting, HEADER_BYTES, HandshakeEnd, INITIATOR, NONCE_BYTES, PROOF_BYTES, Party,
+    Purpose, REJECTED, REPLY_BYTES, RESPONDER, append, check_header, surplus, unauthenticated,
 };
 use crate::token::{Keys, Token, random_secret};
 
 pub(crate) struct Initiator {
     token: Arc<Token>,
-    greeting: [u8; GREETING_BYTES],
-    reply: [u8; REPLY_BYTES],
-    /// Bytes of the reply that were received.
-    received: usize,
-    /// Present once the responder has proved that it has the token.
-    proof: Option<[u8; PROOF_BYTES]>,
-    /// Bytes of the greeting, or of the proof once it is present, that were sent.
+    greeting: Vec<u8>,
+    reply: Vec<u8>,
+    /// Empty until the responder has proved that it has the token.
+    proof: Vec<u8>,
+    /// Bytes of the greeting, or of the proof once it exists, that were sent.
     sent: usize,
-    /// A verdict must follow the proof.
     awaits_verdict: bool,
 }
 
 impl Initiator {
     /// Starts the handshake of a connection between these ends.
     pub(crate) fn new(token: &Arc<Token>, purpose: Purpose, from: Party, to: Party) -> io::Result<Self> {
-        let greeting = Greeting { purpose, from, to, token: token.id() };
-        Ok(Self {
-            token: token.clone(),
-            greeting: greeting.encode(&random_secret()?),
-            reply: [0; REPLY_BYTES],
-            received: 0,
-            proof: None,
-            sent: 0,
-            awaits_verdict: purpose.has_verdict(),
-        })
+        let greeting = Greeting { purpose, from, to, token: token.id() }.encode(&random_secret()?);
+        let (token, reply, proof) = (token.clone(), Vec::new(), Vec::new());
+        Ok(Self { token, greeting, reply, proof, sent: 0, awaits_verdict: purpose.has_verdict() })
     }
 
     /// Returns true if bytes were sent, so that the peer's host has accepted the connection.
     pub(crate) fn has_sent(&self) -> bool {
-        self.sent > 0 || self.proof.is_some()
+        self.sent > 0 || !self.proof.is_empty()
     }
 
     /// Returns true if the next byte to send is the first one of a message.
@@ -50,7 +40,7 @@ impl Initiator {
 
     /// Returns true if the whole proof is sent, so that the responder may use the connection at any time.
     pub(crate) fn proof_sent(&self) -> bool {
-        self.proof.is_some() && self.sent == PROOF_BYTES
+        self.sent == PROOF_BYTES && self.sent == self.proof.len()
     }
 
     /// Returns true if both ends are authenticated and the responder has accepted the connection.
@@ -60,29 +50,14 @@ impl Initiator {
 
     /// Returns the connection's keys once the responder is authenticated.
     pub(crate) fn keys(&self) -> Option<Keys> {
-        let nonce = &self.reply[HEADER_BYTES..HEADER_BYTES + NONCE_BYTES];
-        self.proof.is_some().then(|| self.token.keys(&self.greeting, nonce))
-    }
-
-    fn take_verdict(&mut self, verdict: u8) -> io::Result<()> {
-        let is = |expected: Verdict| verdict == expected as u8;
-        if is(Verdict::Closed) {
-            return Err(io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group"));
-        }
-        if is(Verdict::Rejected) {
-            return Err(io::Error::other("it already has a connection of this rank"));
-        }
-        if !is(Verdict::Accepted) {
-            return Err(ErrorKind::InvalidData.into());
-        }
-        self.awaits_verdict = false;
-        Ok(())
+        let nonce = self.reply.get(HEADER_BYTES..HEADER_BYTES + NONCE_BYTES)?;
+        (!self.proof.is_empty()).then(|| self.token.keys(&self.greeting, nonce))
     }
 }
 
 impl HandshakeEnd for Initiator {
     fn output(&self) -> &[u8] {
-        let message: &[u8] = self.proof.as_ref().map_or(&self.greeting, |proof| proof);
+        let message = if self.proof.is_empty() { &self.greeting } else { &self.proof };
         &message[self.sent..]
     }
 
@@ -91,34 +66,39 @@ impl HandshakeEnd for Initiator {
     }
 
     fn missing(&self) -> usize {
-        match self.proof {
-            None => REPLY_BYTES - self.received,
-            Some(_) => usize::from(self.awaits_verdict),
-        }
+        if self.proof.is_empty() { REPLY_BYTES - self.reply.len() } else { self.awaits_verdict.into() }
     }
 
     fn input(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.proof.is_some() {
-            return match (bytes, self.awaits_verdict) {
-                ([verdict], true) => self.take_verdict(*verdict),
-                _ => Err(unauthenticated("it sent more bytes than the handshake has")),
-            };
-        }
-        append(&mut self.reply, &mut self.received, bytes)?;
-        check_header(&self.reply[..self.received])?;
-        if self.received == REPLY_BYTES {
-            let (nonce, mac) = self.reply[HEADER_BYTES..].split_at(NONCE_BYTES);
-            if !self.token.verifies(&[RESPONDER, &self.greeting, nonce], mac) {
-                return Err(unauthenticated("the other end does not have this group's token"));
+        match bytes {
+            _ if self.proof.is_empty() => {
+                append(&mut self.reply, bytes, REPLY_BYTES)?;
+                check_header(&self.reply)?;
+                if self.reply.len() == REPLY_BYTES {
+                    let (nonce, mac) = self.reply[HEADER_BYTES..].split_at(NONCE_BYTES);
+                    if !self.token.verifies(&[RESPONDER, &self.greeting, nonce], mac) {
+                        return Err(unauthenticated("the other end does not have this group's token"));
+                    }
+                    self.proof = self.token.tag(&[INITIATOR, &self.greeting, nonce]).to_vec();
+                    self.sent = 0;
+                }
+                Ok(())
             }
-            self.proof = Some(self.token.tag(&[INITIATOR, &self.greeting, nonce]));
-            self.sent = 0;
+            _ if !self.awaits_verdict => Err(surplus()),
+            [ACCEPTED] => {
+                self.awaits_verdict = false;
+                Ok(())
+            }
+            [CLOSED] => {
+                Err(io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group"))
+            }
+            [REJECTED] => Err(io::Error::other("it already has a connection of this rank")),
+            _ => Err(ErrorKind::InvalidData.into()),
         }
-        Ok(())
     }
 }
 
-/// Returns true for the error of [`Verdict::Closed`].
+/// Returns true for the error of the verdict [`CLOSED`].
 pub(crate) fn is_closed(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionAborted && error.raw_os_error().is_none()
 }

@@ -36,8 +36,10 @@ const COMMON_MAGIC: usize = 6;
 const HEADER_BYTES: usize = 8 + 4;
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
-/// Bytes of a greeting: header, code and number of the purpose, both ends, name of the token, nonce.
-pub(crate) const GREETING_BYTES: usize = HEADER_BYTES + 4 + 8 + 2 * PARTY_BYTES + 16 + NONCE_BYTES;
+/// Bytes of a greeting up to its purpose, which has a code and a number.
+const PURPOSE_END: usize = HEADER_BYTES + 4 + 8;
+/// Bytes of a greeting: purpose, both ends, name of the token, nonce.
+pub(crate) const GREETING_BYTES: usize = PURPOSE_END + 2 * PARTY_BYTES + 16 + NONCE_BYTES;
 /// Bytes of the responder's reply: header, nonce, MAC.
 pub(crate) const REPLY_BYTES: usize = HEADER_BYTES + NONCE_BYTES + 32;
 /// Bytes of the initiator's proof.
@@ -87,7 +89,7 @@ impl Purpose {
         }
     }
 
-    /// Returns true if the responder confirms the connection with a [`Verdict`].
+    /// Returns true if the responder confirms the connection with a verdict.
     fn has_verdict(self) -> bool {
         self.listener() == Listener::Groups
     }
@@ -105,16 +107,15 @@ impl Purpose {
     }
 
     fn parse(code: u32, number: u64) -> Option<Self> {
-        let class = usize::try_from(number).unwrap_or(usize::MAX);
-        let known = [
-            Self::Frames(class),
-            Self::Query,
-            Self::Watch,
-            Self::Memory,
-            Self::Export(number),
-            Self::Bootstrap,
-        ];
-        known.into_iter().find(|purpose| purpose.code() == (code, number))
+        Some(match (code, number) {
+            (1, class) => Self::Frames(usize::try_from(class).ok()?),
+            (2, 0) => Self::Query,
+            (3, 0) => Self::Watch,
+            (4, 0) => Self::Memory,
+            (5, number) => Self::Export(number),
+            (6, 0) => Self::Bootstrap,
+            _ => return None,
+        })
     }
 }
 
@@ -142,29 +143,11 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
-    fn encode(&self, nonce: &[u8; NONCE_BYTES]) -> [u8; GREETING_BYTES] {
+    fn encode(&self, nonce: &[u8; NONCE_BYTES]) -> Vec<u8> {
         let (code, number) = self.purpose.code();
         let [from, to] = [self.from, self.to].map(|party| (party.id, (party.rank as u32).to_le_bytes()));
-        let parts: [&[u8]; 10] = [
-            MAGIC,
-            &PROTOCOL.to_le_bytes(),
-            &code.to_le_bytes(),
-            &number.to_le_bytes(),
-            &from.0,
-            &from.1,
-            &to.0,
-            &to.1,
-            &self.token,
-            nonce,
-        ];
-        let mut bytes = [0; GREETING_BYTES];
-        let mut rest = &mut bytes[..];
-        for part in parts {
-            let (target, behind) = rest.split_at_mut(part.len());
-            target.copy_from_slice(part);
-            rest = behind;
-        }
-        bytes
+        let purpose = [&header()[..], &code.to_le_bytes(), &number.to_le_bytes()].concat();
+        [&purpose[..], &from.0, &from.1, &to.0, &to.1, &self.token, nonce].concat()
     }
 
     /// Decodes a greeting of this protocol version. Returns `None` for an unknown purpose.
@@ -173,13 +156,9 @@ impl Greeting {
             id: array(bytes, at),
             rank: u32::from_le_bytes(array(bytes, at + 16)) as usize,
         };
-        let at = HEADER_BYTES + 12;
-        Some(Self {
-            purpose: purpose_of(bytes)?,
-            from: party(at),
-            to: party(at + PARTY_BYTES),
-            token: array(bytes, at + 2 * PARTY_BYTES),
-        })
+        let (from, to) = (party(PURPOSE_END), party(PURPOSE_END + PARTY_BYTES));
+        let token = array(bytes, PURPOSE_END + 2 * PARTY_BYTES);
+        Some(Self { purpose: purpose_of(bytes)?, from, to, token })
     }
 }
 
@@ -195,18 +174,14 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     array
 }
 
-/// Responder's decision after the proof. Before this byte a listener may close a connection because too many are
-/// incoming; that does not mean that a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Verdict {
-    /// This end of the group is closed. Liveness connections receive it later, when the group closes. A process that
-    /// dies sends nothing.
-    Closed = 1,
-    Accepted = 2,
-    /// The connection is rejected, for example because the rank already has one.
-    Rejected = 3,
-}
+/// Verdict of the responder after the proof: the connection is accepted. Before this byte the listener may close a
+/// connection because too many are incoming; that does not mean that a process ended.
+pub(crate) const ACCEPTED: u8 = 2;
+/// Verdict: the connection is rejected, for example because the rank already has one.
+pub(crate) const REJECTED: u8 = 3;
+/// Verdict: this end of the group is closed. Liveness connections receive it later, when the group closes. A process
+/// that dies sends nothing.
+pub(crate) const CLOSED: u8 = 1;
 
 /// One end of a handshake. Its owner sends [`HandshakeEnd::output`] first, and then reads [`HandshakeEnd::missing`]
 /// bytes. Bytes beyond them belong to the data after the handshake.
@@ -225,14 +200,25 @@ pub(crate) trait HandshakeEnd {
     fn input(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Appends received bytes to a message of which `received` bytes have arrived.
-fn append(message: &mut [u8], received: &mut usize, bytes: &[u8]) -> io::Result<()> {
-    let Some(target) = message.get_mut(*received..*received + bytes.len()) else {
-        return Err(unauthenticated("it sent more bytes than the handshake has"));
-    };
-    target.copy_from_slice(bytes);
-    *received += bytes.len();
+/// Appends received bytes to a message of `all` bytes.
+fn append(message: &mut Vec<u8>, bytes: &[u8], all: usize) -> io::Result<()> {
+    if message.len() + bytes.len() > all {
+        return Err(surplus());
+    }
+    message.extend_from_slice(bytes);
     Ok(())
+}
+
+fn surplus() -> io::Error {
+    unauthenticated("it sent more bytes than the handshake has")
+}
+
+/// Returns the first bytes of a greeting or reply.
+fn header() -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..MAGIC.len()].copy_from_slice(MAGIC);
+    header[MAGIC.len()..].copy_from_slice(&PROTOCOL.to_le_bytes());
+    header
 }
 
 /// Checks the beginning of a greeting or reply, of which an arbitrary part has arrived.

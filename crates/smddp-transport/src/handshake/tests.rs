@@ -81,7 +81,7 @@ fn handshake_succeeds_for_each_purpose_and_for_bytes_that_arrive_one_at_a_time()
         assert_eq!((initiator.missing(), responder.missing()), (usize::from(purpose.has_verdict()), 0));
         assert_eq!(initiator.is_complete(), !purpose.has_verdict());
         if purpose.has_verdict() {
-            initiator.input(&[Verdict::Accepted as u8]).unwrap();
+            initiator.input(&[ACCEPTED]).unwrap();
         }
         assert!(initiator.is_complete());
         // Later bytes belong to the connection.
@@ -223,8 +223,8 @@ fn verdicts_other_than_acceptance_are_errors() {
         let mut initiator = initiator(&token, Purpose::Watch);
         shake_hands(&mut initiator, &token, Listener::Groups, 1000).unwrap();
         let outcome = initiator.input(&[verdict]);
-        assert_eq!(outcome.is_ok(), verdict == Verdict::Accepted as u8);
-        assert_eq!(outcome.is_err_and(|error| is_closed(&error)), verdict == Verdict::Closed as u8);
-        assert_eq!(initiator.is_complete(), verdict == Verdict::Accepted as u8);
+        assert_eq!(outcome.is_ok(), verdict == ACCEPTED);
+        assert_eq!(outcome.is_err_and(|error| is_closed(&error)), verdict == CLOSED);
+        assert_eq!(initiator.is_complete(), verdict == ACCEPTED);
     }
 }

@@ -14,7 +14,7 @@ use super::seal::Seal;
 use super::straggler_query;
 use crate::close_on_fork::CloseOnFork;
 use crate::fork::{self, PerProcess};
-use crate::handshake::{Greeting, Listener, Purpose, Responder, Verdict};
+use crate::handshake::{ACCEPTED, CLOSED, Greeting, Listener, Purpose, REJECTED, Responder};
 use crate::lock;
 use crate::net::frame::CLASSES;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
@@ -76,15 +76,15 @@ const WATCHERS_PER_RANK: usize = 4;
 /// Maximum number of logged rejections, so that a peer that retries does not fill the log.
 const MAX_LOGGED_REJECTIONS: u64 = 8;
 
-fn send_verdict(mut stream: &TcpStream, verdict: Verdict) {
+fn send_byte(mut stream: &TcpStream, byte: u8) {
     // One byte fits in any socket buffer.
-    let _ = stream.write_all(&[verdict as u8]);
+    let _ = stream.write_all(&[byte]);
 }
 
 impl Watchers {
     fn add(&mut self, stream: CloseOnFork<TcpStream>, limit: usize) -> Result<(), Rejected> {
         if self.closed {
-            send_verdict(&stream, Verdict::Closed);
+            send_byte(&stream, CLOSED);
             return Ok(());
         }
         if self.streams.len() >= limit {
@@ -97,7 +97,7 @@ impl Watchers {
         if self.streams.len() >= limit {
             return Err((stream, "it has too many liveness connections"));
         }
-        send_verdict(&stream, Verdict::Accepted);
+        send_byte(&stream, ACCEPTED);
         self.streams.push(stream);
         Ok(())
     }
@@ -127,7 +127,7 @@ impl PendingConnections {
     fn add(&self, connection: FrameConnection) -> Result<(), Rejected> {
         let mut classes = lock(&self.classes);
         if classes.closed {
-            send_verdict(&connection.stream, Verdict::Closed);
+            send_byte(&connection.stream, CLOSED);
             return Ok(());
         }
         if !classes.seen.insert((connection.rank, connection.class)) {
@@ -137,7 +137,7 @@ impl PendingConnections {
             ));
         }
         // The verdict comes before any frame that the group sends.
-        send_verdict(&connection.stream, Verdict::Accepted);
+        send_byte(&connection.stream, ACCEPTED);
         classes.waiting.push(connection);
         self.has_new.store(true, Ordering::Release);
         Ok(())
@@ -145,7 +145,7 @@ impl PendingConnections {
 
     /// Rejects and logs a connection, which may not be from a rank of the group.
     pub(super) fn reject(&self, rank: usize, stream: &TcpStream, reason: &str) {
-        send_verdict(stream, Verdict::Rejected);
+        send_byte(stream, REJECTED);
         if self.rejected.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED_REJECTIONS {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
@@ -184,7 +184,7 @@ impl Drop for GroupListener {
         if self.endpoint.is_own_process() {
             let mut watchers = lock(&self.pending.watchers);
             watchers.closed = true;
-            watchers.streams.drain(..).for_each(|watcher| send_verdict(&watcher, Verdict::Closed));
+            watchers.streams.drain(..).for_each(|watcher| send_byte(&watcher, CLOSED));
         }
     }
 }
@@ -248,7 +248,7 @@ impl IncomingHost for TcpHost {
         let stream = caller.map(TcpStream::from);
         let pending = lock(&self.groups.by_id).get(&to.id).and_then(|group| group.pending.upgrade());
         let Some(pending) = pending else {
-            send_verdict(&stream, Verdict::Closed);
+            send_byte(&stream, CLOSED);
             return None;
         };
         if rank >= pending.size || rank == pending.me {
@@ -265,9 +265,7 @@ impl IncomingHost for TcpHost {
                 let begun = pending.begun.load(Ordering::Acquire);
                 let doing = respond(StatusQuery::Activity(pending.subject.load(Ordering::Relaxed)));
                 // One write for both: data after a single byte would wait for its acknowledgement (Nagle).
-                let reply =
-                    [&[Verdict::Accepted as u8], &*straggler_query::encode_reply(begun, &doing, keys)]
-                        .concat();
+                let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&reply);
                 Ok(())
             }

@@ -9,7 +9,7 @@ use super::address::TcpAddress;
 use super::straggler_query::StragglerQuery;
 use crate::fuzzing::Script;
 use crate::fuzzing::feed::{credential, known_token, responder_reply};
-use crate::handshake::{GREETING_BYTES, Listener, Verdict};
+use crate::handshake::{ACCEPTED, GREETING_BYTES, Listener};
 
 /// Returns the listener at the address of all queried ranks.
 fn shared_listener() -> &'static TcpListener {
@@ -51,7 +51,7 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
                     // Most of them have the token.
                     if script.below(4) > 0 {
                         let _ = streams[at].write(&reply);
-                        let _ = streams[at].write(&[Verdict::Accepted as u8]);
+                        let _ = streams[at].write(&[ACCEPTED]);
                     }
                 }
                 let _ = streams[at].write(script.take(9));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::address::{Credential, Purpose, TcpAddress};
 use super::dial::{Dial, SILENT, is_host_silent};
 use super::sideband::Sideband;
-use crate::handshake::{Verdict, is_closed};
+use crate::handshake::{CLOSED, is_closed};
 use crate::net::known_hosts;
 use crate::net::wire::{Broken, DRAIN_GRACE};
 
@@ -90,7 +90,7 @@ impl LivenessConnection {
         let mut byte = [0];
         match (&*self.0.socket).read(&mut byte) {
             Ok(0) => LivenessEvent::Ended(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) if byte == [Verdict::Closed as u8] => LivenessEvent::Closed,
+            Ok(_) if byte == [CLOSED] => LivenessEvent::Closed,
             Ok(_) => LivenessEvent::Alive,
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 LivenessEvent::Alive

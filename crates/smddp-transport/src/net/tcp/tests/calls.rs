@@ -9,7 +9,7 @@ use super::super::connecting::{self, ConnectError, Connecting, LOCAL_ERROR_RETRY
 use super::*;
 use crate::close_on_fork::CloseOnFork;
 use crate::fuzzing::feed::{self, accept_peer, credential};
-use crate::handshake::{GREETING_BYTES, Listener, Verdict};
+use crate::handshake::{ACCEPTED, CLOSED, GREETING_BYTES, Listener, REJECTED};
 
 fn to(address: SocketAddr) -> Connecting {
     let address = TcpAddress { socket: address, listener_id: Default::default() };
@@ -160,14 +160,14 @@ fn only_the_accepting_verdict_connects_and_any_other_reports_an_error() {
     });
     for verdict in 0..=u8::MAX {
         let reason = match (outcome(&mut to(address)), verdict) {
-            (Ok(_), accepted) if accepted == Verdict::Accepted as u8 => continue,
+            (Ok(_), ACCEPTED) => continue,
             (Err(ConnectError::PeerLost(reason)), _) => reason,
             (Ok(_), _) => panic!("verdict {verdict} makes a connection"),
             (Err(ConnectError::Local(reason)), _) => panic!("verdict {verdict} is a local error: {reason}"),
         };
         let wanted = match verdict {
-            closed if closed == Verdict::Closed as u8 => "it has closed its end of the group",
-            rejected if rejected == Verdict::Rejected as u8 => "it already has a connection of this rank",
+            CLOSED => "it has closed its end of the group",
+            REJECTED => "it already has a connection of this rank",
             _ => "invalid data",
         };
         assert!(
