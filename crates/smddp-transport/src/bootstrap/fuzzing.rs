@@ -6,13 +6,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
 use super::link::{Session, initiator};
+use super::payload::UP;
 use super::*;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::handshake::{Initiator, Listener, Responder};
 use crate::shm::Prepared;
 use crate::socket_io::exchange;
-use crate::token::Keys;
+use crate::token::{Keys, TAG};
 
 /// A rank that has a parent and a child.
 const ME: usize = 8;

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use super::super::link::initiator;
 use super::*;
 use crate::handshake::{GREETING_BYTES, HandshakeEnd, PROOF_BYTES, REPLY_BYTES};
+use crate::token::TAG;
 
 const SECRET: &[u8] = b"a job secret of 32 bytes or more";
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 
+use super::children::GREETING_TIMEOUT;
 use super::*;
 use crate::fuzzing::feed::options;
 use crate::handshake::{GREETING_BYTES, HandshakeEnd};
