@@ -28,10 +28,9 @@ pub(crate) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if a call on a non-blocking socket has to be repeated later. A connection that is not established yet
-/// accepts no data.
+/// Returns true if a call on a non-blocking socket has to be repeated later.
 pub(crate) fn would_block(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// Sends or receives bytes of a handshake once. Returns false if the socket would block.

@@ -23,7 +23,7 @@ use crate::handshake::{
 use crate::net::known_hosts;
 use crate::net::tcp::connect;
 use crate::process::check_user;
-use crate::socket_io::{exchange, send, would_block};
+use crate::socket_io::{self, exchange, send};
 use crate::token::{Key, Keys, TAG, Token};
 
 /// Bytes of the length field of a frame.
@@ -183,13 +183,12 @@ impl TreeLink {
                         _ => return Err(unauthenticated("it connects to another rank")),
                     }
                 }
-                LinkState::Connecting(handshake) => match exchange(&*self.socket, &mut **handshake)? {
-                    true => match handshake.keys() {
-                        Some(Keys { initiator, responder }) => Session::new(initiator, responder),
-                        None => return Ok(false),
-                    },
-                    false => return Ok(false),
-                },
+                LinkState::Connecting(handshake) => {
+                    let complete = exchange(&*self.socket, &mut **handshake)?;
+                    let keys = handshake.keys().filter(|_| complete);
+                    let Some(Keys { initiator, responder }) = keys else { return Ok(false) };
+                    Session::new(initiator, responder)
+                }
             };
             self.set_authenticated(session);
         }
@@ -272,6 +271,11 @@ pub(super) fn dial(to: &TreeAddress, mine: &TreeAddress) -> io::Result<CloseOnFo
     let nowhere =
         || io::Error::new(ErrorKind::AddrNotAvailable, "it has no TCP address that this rank can reach");
     Ok(connect(to.tcp_from(mine).ok_or_else(nowhere)?)?.map(OwnedFd::from))
+}
+
+pub(super) fn would_block(error: &io::Error) -> bool {
+    // A connection that is not established yet accepts no data.
+    socket_io::would_block(error) || error.kind() == ErrorKind::NotConnected
 }
 
 /// Starts the handshake of rank `from` with the rank that has the id `to`.

@@ -6,9 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::address::TreeAddress;
-use super::link::dial;
+use super::link::{dial, would_block};
 use crate::close_on_fork::CloseOnFork;
-use crate::socket_io::would_block;
 
 pub(super) struct LivenessProbe {
     /// Bytes of the address record.

@@ -141,7 +141,7 @@ impl Dial {
 /// Returns 0 bytes for a non-blocking call that would block or was interrupted.
 pub(super) fn zero_if_blocked(result: io::Result<usize>) -> io::Result<usize> {
     match result {
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        Err(error) if socket_io::would_block(&error) => Ok(0),
         other => other,
     }
 }
