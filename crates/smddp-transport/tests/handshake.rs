@@ -46,10 +46,9 @@ fn dial(name: &str) -> UnixStream {
     stream
 }
 
-/// Returns the beginning of a greeting: magic, version, purpose (the memory), initiator and responder.
+/// Returns the beginning of a greeting: magic, version, purpose (the memory), ids and ranks of initiator and responder.
 fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
-    let purpose = [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    [&magic[..], &version.to_le_bytes(), &purpose, &from, &[0; 4], &to, &[0; 4]].concat()
+    [&magic[..], &version.to_le_bytes(), &[3], &from, &[0], &to, &[0]].concat()
 }
 
 /// Returns the group's token, from the end of rank 0's rank info.
@@ -67,9 +66,9 @@ fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// Returns the greeting of an initiator of this version: hello, token name and nonce.
+/// Returns the greeting of an initiator of this version: hello, token name, zeros and nonce.
 fn greeting(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
-    [hello, &mac(token, &[b"smddp name"])[..16], &[nonce; 32]].concat()
+    [hello, &mac(token, &[b"smddp name"])[..16], &[0; 33], &[nonce; 32]].concat()
 }
 
 /// Reads the reply to a greeting, checks that it proves the token, and returns the listener's nonce.
@@ -168,7 +167,7 @@ fn version_mismatch_error_contains_both_versions() {
     let other = PROTOCOL + 41;
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 112]).unwrap();
+        stream.read_exact(&mut [0; 128]).unwrap();
         stream.write_all(&hello(b"smddp-hs", other, id, [0; 16])).unwrap();
     });
     let text = prepared.connect(rank_infos).err().unwrap().to_string();
@@ -184,7 +183,7 @@ fn foreign_or_closed_listener_is_an_error_with_the_rank() {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 112]).unwrap();
+        stream.read_exact(&mut [0; 128]).unwrap();
         stream.write_all(&[b'x'; 44]).unwrap();
     });
     let text = prepared.connect(rank_infos).err().unwrap().to_string();

@@ -7,7 +7,7 @@ use super::{
     ACCEPTED, CLOSED, Greeting, HEADER_BYTES, HandshakeEnd, INITIATOR, NONCE_BYTES, PROOF_BYTES, Party,
     Purpose, REJECTED, REPLY_BYTES, RESPONDER, append, check_header, surplus, unauthenticated,
 };
-use crate::token::{Keys, Token, random_secret};
+use crate::token::{Keys, Token};
 
 pub(crate) struct Initiator {
     token: Arc<Token>,
@@ -23,7 +23,7 @@ pub(crate) struct Initiator {
 impl Initiator {
     /// Starts the handshake of a connection between these ends.
     pub(crate) fn new(token: &Arc<Token>, purpose: Purpose, from: Party, to: Party) -> io::Result<Self> {
-        let greeting = Greeting { purpose, from, to, token: token.id() }.encode(&random_secret()?);
+        let greeting = Greeting { purpose, from, to, token: token.id() }.encode()?;
         let (token, reply, proof) = (token.clone(), Vec::new(), Vec::new());
         Ok(Self { token, greeting, reply, proof, sent: 0, awaits_verdict: purpose.has_verdict() })
     }

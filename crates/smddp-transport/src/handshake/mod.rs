@@ -24,6 +24,9 @@ use std::io;
 
 pub(crate) use initiator::{Initiator, is_closed};
 pub(crate) use responder::Responder;
+use serde::{Deserialize, Serialize};
+
+use crate::token::random_secret;
 
 /// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
 /// handshake.
@@ -36,10 +39,10 @@ const COMMON_MAGIC: usize = 6;
 const HEADER_BYTES: usize = 8 + 4;
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
-/// Bytes of a greeting up to its purpose, which has a code and a number.
-const PURPOSE_END: usize = HEADER_BYTES + 4 + 8;
-/// Bytes of a greeting: purpose, both ends, name of the token, nonce.
-pub(crate) const GREETING_BYTES: usize = PURPOSE_END + 2 * PARTY_BYTES + 16 + NONCE_BYTES;
+/// Bytes of an encoded [`Greeting`], filled up with zeros.
+const CONTENTS_BYTES: usize = 84;
+/// Bytes of a greeting: header, contents, nonce.
+pub(crate) const GREETING_BYTES: usize = HEADER_BYTES + CONTENTS_BYTES + NONCE_BYTES;
 /// Bytes of the responder's reply: header, nonce, MAC.
 pub(crate) const REPLY_BYTES: usize = HEADER_BYTES + NONCE_BYTES + 32;
 /// Bytes of the initiator's proof.
@@ -53,7 +56,7 @@ const INITIATOR: &[u8] = b"smddp caller";
 pub(crate) type ProcessUid = [u8; 16];
 
 /// Purpose of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Purpose {
     /// Frames of this class.
     Frames(usize),
@@ -93,34 +96,10 @@ impl Purpose {
     fn has_verdict(self) -> bool {
         self.listener() == Listener::Groups
     }
-
-    /// Returns the code and the number that stand for the purpose in a greeting.
-    fn code(self) -> (u32, u64) {
-        match self {
-            Self::Frames(class) => (1, class as u64),
-            Self::Query => (2, 0),
-            Self::Watch => (3, 0),
-            Self::Memory => (4, 0),
-            Self::Export(number) => (5, number),
-            Self::Bootstrap => (6, 0),
-        }
-    }
-
-    fn parse(code: u32, number: u64) -> Option<Self> {
-        Some(match (code, number) {
-            (1, class) => Self::Frames(usize::try_from(class).ok()?),
-            (2, 0) => Self::Query,
-            (3, 0) => Self::Watch,
-            (4, 0) => Self::Memory,
-            (5, number) => Self::Export(number),
-            (6, 0) => Self::Bootstrap,
-            _ => return None,
-        })
-    }
 }
 
 /// One end of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Party {
     /// Id of its process or listener; zero if it has none.
     pub(crate) id: ProcessUid,
@@ -128,10 +107,8 @@ pub(crate) struct Party {
     pub(crate) rank: usize,
 }
 
-const PARTY_BYTES: usize = 16 + 4;
-
 /// Contents of a greeting, without its nonce. The proofs of both ends cover it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Greeting {
     pub(crate) purpose: Purpose,
     /// Initiator.
@@ -143,35 +120,18 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
-    fn encode(&self, nonce: &[u8; NONCE_BYTES]) -> Vec<u8> {
-        let (code, number) = self.purpose.code();
-        let [from, to] = [self.from, self.to].map(|party| (party.id, (party.rank as u32).to_le_bytes()));
-        let purpose = [&header()[..], &code.to_le_bytes(), &number.to_le_bytes()].concat();
-        [&purpose[..], &from.0, &from.1, &to.0, &to.1, &self.token, nonce].concat()
+    /// Encodes it with a new nonce.
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let mut contents = [0; CONTENTS_BYTES];
+        postcard::to_slice(self, &mut contents).map_err(io::Error::other)?;
+        Ok([&header()[..], &contents, &random_secret()?].concat())
     }
 
-    /// Decodes a greeting of this protocol version. Returns `None` for an unknown purpose.
-    fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Self> {
-        let party = |at: usize| Party {
-            id: array(bytes, at),
-            rank: u32::from_le_bytes(array(bytes, at + 16)) as usize,
-        };
-        let (from, to) = (party(PURPOSE_END), party(PURPOSE_END + PARTY_BYTES));
-        let token = array(bytes, PURPOSE_END + 2 * PARTY_BYTES);
-        Some(Self { purpose: purpose_of(bytes)?, from, to, token })
+    /// Decodes a complete greeting of this protocol version.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let contents = bytes.get(HEADER_BYTES..GREETING_BYTES - NONCE_BYTES)?;
+        postcard::take_from_bytes(contents).ok().map(|(greeting, _)| greeting)
     }
-}
-
-/// Returns the purpose in the first 24 bytes of a greeting.
-fn purpose_of(bytes: &[u8]) -> Option<Purpose> {
-    let number = u64::from_le_bytes(array(bytes, HEADER_BYTES + 4));
-    Purpose::parse(u32::from_le_bytes(array(bytes, HEADER_BYTES)), number)
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
 }
 
 /// Verdict of the responder after the proof: the connection is accepted. Before this byte the listener may close a
@@ -223,7 +183,7 @@ fn header() -> [u8; HEADER_BYTES] {
 
 /// Checks the beginning of a greeting or reply, of which an arbitrary part has arrived.
 fn check_header(bytes: &[u8]) -> io::Result<()> {
-    let version = bytes.get(MAGIC.len()..HEADER_BYTES).map(|bytes| u32::from_le_bytes(array(bytes, 0)));
+    let version = bytes.get(MAGIC.len()..).and_then(<[u8]>::first_chunk).copied().map(u32::from_le_bytes);
     let compared = if version == Some(PROTOCOL) { MAGIC.len() } else { bytes.len().min(COMMON_MAGIC) };
     if bytes[..compared] != MAGIC[..compared] {
         return Err(unauthenticated("the other end does not speak smddp"));

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::{
-    GREETING_BYTES, Greeting, HandshakeEnd, INITIATOR, Listener, PROOF_BYTES, PURPOSE_END, RESPONDER, append,
-    check_header, header, purpose_of, unauthenticated,
+    GREETING_BYTES, Greeting, HandshakeEnd, INITIATOR, Listener, PROOF_BYTES, RESPONDER, append,
+    check_header, header, unauthenticated,
 };
 use crate::token::{Keys, Token, random_secret};
 
@@ -30,7 +30,7 @@ impl Responder {
 
     /// Returns the greeting once it is complete. It is not authenticated before [`Responder::is_authenticated`].
     pub(crate) fn greeting(&self) -> Option<Greeting> {
-        Greeting::decode(self.greeting.first_chunk()?)
+        Greeting::decode(&self.greeting)
     }
 
     /// Answers a complete greeting. `token`: token that the initiator has to prove.
@@ -72,9 +72,8 @@ impl HandshakeEnd for Responder {
         let Some((token, nonce)) = &self.challenge else {
             append(&mut self.greeting, bytes, GREETING_BYTES)?;
             check_header(&self.greeting)?;
-            let serves =
-                |purpose: &[u8]| purpose_of(purpose).is_some_and(|found| found.listener() == self.listener);
-            return match self.greeting.get(..PURPOSE_END).is_none_or(serves) {
+            let serves = self.greeting().is_some_and(|greeting| greeting.purpose.listener() == self.listener);
+            return match self.greeting.len() < GREETING_BYTES || serves {
                 true => Ok(()),
                 false => Err(unauthenticated("this socket does not serve the purpose of the connection")),
             };

@@ -211,8 +211,22 @@ fn greeting_for_the_purpose_of_another_listener_is_rejected() {
         let outcome = answered(&token, listener, &take(&mut initiator(&token, purpose)));
         assert_eq!(outcome.is_ok(), purpose.listener() == listener, "{purpose:?} at {listener:?}");
     }
-    for (code, number) in [(0, 0), (7, 0), (u32::MAX, 0), (2, 1), (4, 1), (6, 5)] {
-        assert_eq!(Purpose::parse(code, number), None);
+    // Purposes that do not exist.
+    for code in [6, 7, u8::MAX] {
+        let mut greeting = take(&mut initiator(&token, Purpose::Memory));
+        greeting[HEADER_BYTES] = code;
+        assert!(is_unauthenticated(&Responder::new(Listener::Process).input(&greeting).unwrap_err()));
+    }
+}
+
+#[test]
+fn greetings_with_the_largest_numbers_are_decoded() {
+    let [from, to] = [Party { id: [1; 16], rank: usize::MAX }, Party { id: [2; 16], rank: usize::MAX }];
+    for purpose in [Purpose::Frames(usize::MAX), Purpose::Export(u64::MAX)] {
+        let greeting = Greeting { purpose, from, to, token: [3; 16] };
+        let bytes = greeting.encode().unwrap();
+        assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Some(greeting)));
+        assert_eq!(Greeting::decode(&bytes[..GREETING_BYTES - NONCE_BYTES - 1]), None);
     }
 }
 
