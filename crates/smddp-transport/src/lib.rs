@@ -6,6 +6,7 @@
 pub mod bootstrap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod handshake;
 pub mod joint;
 mod net;
 mod p2p;

@@ -1,30 +1,11 @@
-//! Secret of a group's ranks, and the handshake in which both ends of a connection prove that they have it.
-//!
-//! ```text
-//! initiator -> responder   greeting: hello (names both ends and the purpose), nonce
-//! responder -> initiator   reply: magic, version, its own nonce, MAC over a label, the greeting and that nonce
-//! initiator -> responder   proof: MAC over another label, the greeting and the responder's nonce
-//! ```
-//!
-//! Each MAC is HMAC-SHA-256 under the token. A replayed handshake fails, because each end uses a new nonce. A handshake
-//! is valid for one listener, direction and purpose only, because the greeting names them.
+//! Secret of a group's ranks, and the codes and keys that are derived from it.
 
 use std::io;
-use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
-/// handshake.
-pub const PROTOCOL: u32 = 10;
-/// Size of a nonce, in bytes. In the greeting the nonce follows the initiator's hello.
-pub(crate) const NONCE: usize = 32;
-/// Size of the responder's reply, in bytes: magic, version, nonce, MAC.
-pub(crate) const REPLY: usize = 12 + NONCE + 32;
-/// Size of the initiator's proof, in bytes.
-pub(crate) const PROOF: usize = 32;
 /// Size of a message authentication code, in bytes.
 pub(crate) const TAG: usize = 32;
 
@@ -40,7 +21,7 @@ impl std::fmt::Debug for Token {
 }
 
 /// Returns cryptographically secure random bytes. Unlike a random id, a secret has no fallback if the generator fails.
-fn random_secret() -> io::Result<[u8; 32]> {
+pub(crate) fn random_secret() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
     let got = rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, flags))?;
@@ -96,15 +77,8 @@ impl Token {
         mac
     }
 
-    fn responder_mac(&self, greeting: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
-        self.mac(&[b"smddp listener", greeting, nonce])
-    }
-
-    fn initiator_mac(&self, greeting: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
-        self.mac(&[b"smddp caller", greeting, nonce])
-    }
-
-    fn keys(&self, greeting: &[u8], nonce: &[u8]) -> Keys {
+    /// Returns the keys of the connection with that greeting, which contains the initiator's nonce.
+    pub(crate) fn keys(&self, greeting: &[u8], nonce: &[u8]) -> Keys {
         let key = |label: &[u8]| Key(Self(self.tag(&[label, greeting, nonce])));
         Keys { initiator: key(b"smddp caller's key"), responder: key(b"smddp listener's key") }
     }
@@ -139,165 +113,4 @@ impl Key {
 pub(crate) struct Keys {
     pub(crate) initiator: Key,
     pub(crate) responder: Key,
-}
-
-/// Initiator's end of a handshake.
-pub(crate) struct Initiator {
-    token: Arc<Token>,
-    greeting: Vec<u8>,
-}
-
-impl Initiator {
-    /// Starts a handshake. `hello` begins with eight bytes of magic.
-    pub(crate) fn new(token: &Arc<Token>, hello: &[u8]) -> io::Result<Self> {
-        Ok(Self { token: token.clone(), greeting: [hello, &random_secret()?].concat() })
-    }
-
-    /// Returns the first bytes that the initiator sends.
-    pub(crate) fn greeting(&self) -> &[u8] {
-        &self.greeting
-    }
-
-    /// Returns an error if these bytes cannot be the beginning of a reply. A peer with another protocol may send less
-    /// than one.
-    pub(crate) fn check_reply_prefix(&self, reply: &[u8]) -> io::Result<()> {
-        let Some(head) = reply.first_chunk::<12>() else { return Ok(()) };
-        if head[..8] != self.greeting[..8] {
-            return Err(handshake_error("the other end does not speak smddp"));
-        }
-        let version = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-        match version == PROTOCOL {
-            true => Ok(()),
-            false => Err(handshake_error(&format!("protocol version {PROTOCOL} here, {version} there"))),
-        }
-    }
-
-    /// Returns the proof that answers the reply, or an error if the responder does not have the token.
-    pub(crate) fn prove(&self, reply: &[u8; REPLY]) -> io::Result<[u8; PROOF]> {
-        self.check_reply_prefix(reply)?;
-        let (nonce, mac) = reply[12..].split_at(NONCE);
-        if self.token.responder_mac(&self.greeting, nonce).verify_slice(mac).is_err() {
-            return Err(handshake_error("the other end does not have this group's token"));
-        }
-        Ok(self.token.initiator_mac(&self.greeting, nonce).finalize().into_bytes().into())
-    }
-
-    /// Returns the connection's keys after a reply for which `prove` succeeded.
-    pub(crate) fn keys(&self, reply: &[u8; REPLY]) -> Keys {
-        self.token.keys(&self.greeting, &reply[12..12 + NONCE])
-    }
-}
-
-/// Responder's end of a handshake.
-pub(crate) struct Responder {
-    token: Arc<Token>,
-    greeting: Vec<u8>,
-    nonce: [u8; NONCE],
-}
-
-impl Responder {
-    /// Answers a greeting. Returns the handshake and the reply.
-    pub(crate) fn new(token: Arc<Token>, greeting: Vec<u8>) -> io::Result<(Self, [u8; REPLY])> {
-        let responder = Self { token, greeting, nonce: random_secret()? };
-        let mut reply = [0; REPLY];
-        reply[..8].copy_from_slice(&responder.greeting[..8]);
-        reply[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
-        reply[12..12 + NONCE].copy_from_slice(&responder.nonce);
-        let mac = responder.token.responder_mac(&responder.greeting, &responder.nonce);
-        reply[12 + NONCE..].copy_from_slice(&mac.finalize().into_bytes());
-        Ok((responder, reply))
-    }
-
-    pub(crate) fn greeting(&self) -> &[u8] {
-        &self.greeting
-    }
-
-    pub(crate) fn keys(&self) -> Keys {
-        self.token.keys(&self.greeting, &self.nonce)
-    }
-
-    /// Returns true if the proof shows that the initiator has the token.
-    pub(crate) fn verifies_proof(&self, proof: &[u8]) -> bool {
-        self.token.initiator_mac(&self.greeting, &self.nonce).verify_slice(proof).is_ok()
-    }
-}
-
-/// Returns an error after which a retry is pointless.
-fn handshake_error(reason: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, reason)
-}
-
-/// Returns true if a handshake failed because of the process at the other end.
-pub(crate) fn is_unauthenticated(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::InvalidData
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn token() -> Arc<Token> {
-        Arc::new(Token::random().unwrap())
-    }
-
-    /// Runs both ends of a handshake, up to the check of the proof.
-    fn shake_hands(initiator_token: &Arc<Token>, responder_token: &Arc<Token>) -> io::Result<bool> {
-        let initiator = Initiator::new(initiator_token, b"smddp-tthe words")?;
-        let (responder, reply) = Responder::new(responder_token.clone(), initiator.greeting().to_vec())?;
-        Ok(responder.verifies_proof(&initiator.prove(&reply)?))
-    }
-
-    #[test]
-    fn handshake_succeeds_only_between_equal_tokens() {
-        let (ours, theirs) = (token(), token());
-        assert!(shake_hands(&ours, &ours).unwrap());
-        assert!(is_unauthenticated(&shake_hands(&ours, &theirs).unwrap_err()));
-        assert_ne!(ours.id(), theirs.id());
-        // Both the store's token and the job secret matter.
-        let mixed = Arc::new(ours.with(b"a secret of the job's"));
-        assert!(is_unauthenticated(&shake_hands(&ours, &mixed).unwrap_err()));
-        assert!(is_unauthenticated(&shake_hands(&Arc::new(ours.with(b"another")), &mixed).unwrap_err()));
-    }
-
-    #[test]
-    fn replayed_handshakes_are_rejected() {
-        let token = token();
-        let initiator = Initiator::new(&token, b"smddp-tthe words").unwrap();
-        let (first, reply) = Responder::new(token.clone(), initiator.greeting().to_vec()).unwrap();
-        let proof = initiator.prove(&reply).unwrap();
-        assert!(first.verifies_proof(&proof));
-        // The same greeting again: the new nonce invalidates the earlier proof and the responder's own MAC.
-        let (again, other) = Responder::new(token.clone(), initiator.greeting().to_vec()).unwrap();
-        assert!(!again.verifies_proof(&proof) && !again.verifies_proof(&reply[REPLY - 32..]));
-        assert!(!again.verifies_proof(&other[REPLY - 32..]));
-        // An initiator rejects a reply to another greeting.
-        let next = Initiator::new(&token, b"smddp-tthe words").unwrap();
-        assert!(is_unauthenticated(&next.prove(&reply).unwrap_err()));
-    }
-
-    #[test]
-    fn changing_any_byte_of_greeting_reply_or_proof_fails_the_handshake() {
-        let token = token();
-        let initiator = Initiator::new(&token, b"smddp-tthe words").unwrap();
-        for at in 0..initiator.greeting().len() {
-            let mut greeting = initiator.greeting().to_vec();
-            greeting[at] ^= 1;
-            let (_, reply) = Responder::new(token.clone(), greeting).unwrap();
-            assert!(initiator.prove(&reply).is_err(), "byte {at} of the greeting");
-        }
-        let (responder, reply) = Responder::new(token.clone(), initiator.greeting().to_vec()).unwrap();
-        for at in 0..REPLY {
-            let mut reply = reply;
-            reply[at] ^= 1;
-            assert!(initiator.prove(&reply).is_err(), "byte {at} of the reply");
-        }
-        let proof = initiator.prove(&reply).unwrap();
-        for at in 0..PROOF {
-            let mut proof = proof;
-            proof[at] ^= 1;
-            assert!(!responder.verifies_proof(&proof), "byte {at} of the proof");
-        }
-        assert!(!responder.verifies_proof(&proof[..31]) && !responder.verifies_proof(&[]));
-        assert_eq!(format!("{token:?}"), "Token(..)");
-    }
 }

@@ -46,8 +46,9 @@ fn dial(name: &str) -> UnixStream {
     stream
 }
 
+/// Returns the beginning of a greeting: magic, version, purpose (the memory), ids and ranks of initiator and responder.
 fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
-    [&magic[..], &version.to_le_bytes(), &from, &to].concat()
+    [&magic[..], &version.to_le_bytes(), &[3], &from, &[0], &to, &[0]].concat()
 }
 
 /// Returns the group's token, from the end of rank 0's rank info.
@@ -65,16 +66,16 @@ fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// Returns the greeting of an initiator of this version: hello, request (the memory), token name and nonce.
+/// Returns the greeting of an initiator of this version: hello, token name, zeros and nonce.
 fn greeting(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
-    [hello, &[0; 8], &mac(token, &[b"smddp name"])[..16], &[nonce; 32]].concat()
+    [hello, &mac(token, &[b"smddp name"])[..16], &[0; 33], &[nonce; 32]].concat()
 }
 
 /// Reads the reply to a greeting, checks that it proves the token, and returns the listener's nonce.
 fn read_reply(stream: &mut UnixStream, token: &[u8; 32], greeting: &[u8]) -> Vec<u8> {
     let mut reply = [0; 76];
     stream.read_exact(&mut reply).unwrap();
-    assert_eq!(reply[..12], [&b"smddp-in"[..], &PROTOCOL.to_le_bytes()].concat());
+    assert_eq!(reply[..12], [&b"smddp-hs"[..], &PROTOCOL.to_le_bytes()].concat());
     assert_eq!(reply[44..], mac(token, &[b"smddp listener", greeting, &reply[12..44]]));
     reply[12..44].to_vec()
 }
@@ -84,7 +85,7 @@ fn complete_handshake(stream: &mut UnixStream, token: &[u8; 32], greeting: &[u8]
     let nonce = read_reply(stream, token, greeting);
     let proof = mac(token, &[b"smddp caller", greeting, &nonce]);
     stream.write_all(&proof).unwrap();
-    stream.read_exact(&mut [0; 44]).unwrap();
+    stream.read_exact(&mut [0; 1]).unwrap();
     proof.to_vec()
 }
 
@@ -101,7 +102,7 @@ fn connected_pair() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8
     let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, CAP, Vec::new()).unwrap());
     let name = my_sockets().pop().unwrap();
     let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
-    let hello = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(&rank_infos[0], &name));
+    let hello = hello(b"smddp-hs", PROTOCOL, [1; 16], my_id(&rank_infos[0], &name));
     let token = token_of(&rank_infos[0]);
     (prepared.map(|p| p.connect(rank_infos.clone()).unwrap()), name, hello, token)
 }
@@ -140,11 +141,12 @@ fn wrong_magic_version_or_recipient_gets_no_reply() {
     let _serialized = serialize();
     let prepared: Vec<_> = (0..2).map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap()).collect();
     let name = my_sockets().pop().unwrap();
+    let token = token_of(prepared[0].rank_info());
     for bytes in [
         hello(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
-        hello(b"smddp-in", PROTOCOL + 7, [1; 16], [2; 16]),
-        // A valid hello for another process.
-        hello(b"smddp-in", PROTOCOL, [1; 16], [2; 16]),
+        hello(b"smddp-hs", PROTOCOL + 7, [1; 16], [2; 16]),
+        // A valid greeting for another process.
+        greeting(&hello(b"smddp-hs", PROTOCOL, [1; 16], [2; 16]), &token, 3),
         b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n".to_vec(),
     ] {
         let mut stream = dial(&name);
@@ -165,8 +167,8 @@ fn version_mismatch_error_contains_both_versions() {
     let other = PROTOCOL + 41;
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 100]).unwrap();
-        stream.write_all(&hello(b"smddp-in", other, id, [0; 16])).unwrap();
+        stream.read_exact(&mut [0; 128]).unwrap();
+        stream.write_all(&hello(b"smddp-hs", other, id, [0; 16])).unwrap();
     });
     let text = prepared.connect(rank_infos).err().unwrap().to_string();
     answering.join().unwrap();
@@ -181,7 +183,7 @@ fn foreign_or_closed_listener_is_an_error_with_the_rank() {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 100]).unwrap();
+        stream.read_exact(&mut [0; 128]).unwrap();
         stream.write_all(&[b'x'; 44]).unwrap();
     });
     let text = prepared.connect(rank_infos).err().unwrap().to_string();
@@ -237,7 +239,7 @@ fn connection_without_the_token_is_rejected_despite_recorded_messages() {
     let proof = complete_handshake(&mut stream, &token, &mine);
     let other = [7; 32];
     // Cases: a recorded hello, a whole recorded exchange, another token under its own name and under the right one, no proof.
-    let named = [&mine[..52], &greeting(&hello, &token, 4)[52..]].concat();
+    let named = greeting(&hello, &token, 4);
     let reply_bytes = |greeting: &[u8], proof: &[u8]| {
         let mut stream = dial(&name);
         stream.write_all(&[greeting, proof].concat()).unwrap();

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::fork::PerProcess;
-use crate::process::{ProcessUid, random};
-use crate::token::{PROTOCOL, Token};
+use crate::handshake::{PROTOCOL, ProcessUid};
+use crate::process::random;
+use crate::token::Token;
 
 /// The address record of a rank in the store, by which its children connect to it.
 #[derive(Serialize, Deserialize)]

@@ -1,17 +1,19 @@
 //! Fuzz target: data that a rank receives from its sockets and from the store while its group is created.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
-use super::link::Session;
-use super::link::{GREETING_BYTES, greeting_of};
+use super::link::{Session, initiator};
+use super::payload::UP;
 use super::*;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
+use crate::handshake::{Initiator, Listener, Responder};
 use crate::shm::Prepared;
-use crate::token::{Initiator, Responder};
+use crate::socket_io::exchange;
+use crate::token::{Keys, TAG};
 
 /// A rank that has a parent and a child.
 const ME: usize = 8;
@@ -31,30 +33,32 @@ fn rank_info() -> &'static RankInfo {
 /// Other end of a connection.
 enum Other {
     Child(Initiator),
-    Parent,
+    Parent(Responder),
     Unauthenticated,
     /// Authenticated: its frames have valid authentication codes.
     Authenticated(Session),
 }
 
 impl Other {
-    /// Returns the answer to these bytes, if there is one.
-    fn answer(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let (session, reply_bytes) = match self {
-            Self::Child(claim) => {
-                let reply = bytes.first_chunk()?;
-                let (reply_bytes, keys) = (claim.prove(reply).ok()?, claim.keys(reply));
-                (Session::new(keys.initiator, keys.responder), reply_bytes.to_vec())
+    /// Moves the bytes of its handshake on a non-blocking socket.
+    fn advance(&mut self, stream: &UnixStream) {
+        let session = match self {
+            Self::Child(handshake) => {
+                let _ = exchange(stream, handshake);
+                handshake.keys().map(|Keys { initiator, responder }| Session::new(initiator, responder))
             }
-            Self::Parent if bytes.len() == GREETING_BYTES => {
-                let (challenge, reply) = Responder::new(known_token(), bytes.to_vec()).ok()?;
-                let keys = challenge.keys();
-                (Session::new(keys.responder, keys.initiator), reply.to_vec())
+            Self::Parent(handshake) => {
+                if exchange(stream, handshake).is_ok_and(|complete| complete) && handshake.keys().is_none() {
+                    handshake.answer(known_token()).expect("random bytes");
+                    let _ = exchange(stream, handshake);
+                }
+                handshake.keys().map(|Keys { initiator, responder }| Session::new(responder, initiator))
             }
-            _ => return None,
+            Self::Unauthenticated | Self::Authenticated(_) => None,
         };
-        *self = Self::Authenticated(session);
-        Some(reply_bytes)
+        if let Some(session) = session {
+            *self = Self::Authenticated(session);
+        }
     }
 }
 
@@ -74,14 +78,10 @@ pub fn bootstrap(bytes: &[u8]) {
             0 if others.len() < MOST => {
                 let stream = UnixStream::connect_addr(&mine).expect("a listener");
                 let from = [ME + 1, ME, 0, u32::MAX as usize][script.below(4)];
-                let claim =
-                    Initiator::new(&token, &greeting_of(from, &tree.address.id)).expect("random bytes");
+                let handshake = initiator(from, &tree.address.id, &token).expect("random bytes");
                 let other = match script.below(4) {
                     0 => Other::Unauthenticated,
-                    _ => {
-                        let _ = crate::socket_io::send_all(&stream, claim.greeting());
-                        Other::Child(claim)
-                    }
+                    _ => Other::Child(handshake),
                 };
                 others.push((stream, other));
             }
@@ -108,18 +108,15 @@ pub fn bootstrap(bytes: &[u8]) {
             _ => {}
         }
         if let Ok((stream, _)) = listener.accept() {
-            others.push((stream, Other::Parent));
+            others.push((stream, Other::Parent(Responder::new(Listener::Bootstrap))));
         }
         if let Some(Ok(rank_infos)) = tree.poll(Instant::now()) {
             assert_eq!(rank_infos.len(), SIZE);
         }
         for (stream, other) in &mut others {
-            let mut buffer = [0; 4096];
-            let got = stream.set_nonblocking(true).and_then(|()| stream.read(&mut buffer)).unwrap_or(0);
-            if let Some(answer) = other.answer(&buffer[..got]) {
-                let _ = crate::socket_io::send_all(&*stream, &answer);
-            }
-            let _ = stream.set_nonblocking(false).and_then(|()| stream.flush());
+            let _ = stream.set_nonblocking(true);
+            other.advance(stream);
+            let _ = (stream.read(&mut [0; 4096]), stream.set_nonblocking(false));
         }
         assert!(tree.incoming.len() <= MAX_INCOMING && tree.children.keys().all(|&child| child == CHILD));
     }

@@ -17,29 +17,26 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use super::address::TreeAddress;
 use crate::CloseOnFork;
+use crate::handshake::{
+    HandshakeEnd, Initiator, Listener, Party, ProcessUid, Purpose, Responder, unauthenticated,
+};
 use crate::net::known_hosts;
 use crate::net::tcp::connect;
-use crate::process::{ProcessUid, check_user};
-use crate::socket_io::send;
-use crate::token::{Initiator, Key, NONCE, PROOF, PROTOCOL, REPLY, Responder, TAG, Token};
+use crate::process::check_user;
+use crate::socket_io::{self, exchange, send};
+use crate::token::{Key, Keys, TAG, Token};
 
 /// Bytes of the length field of a frame.
 const LENGTH_BYTES: usize = 4;
 /// Maximum bytes of each read.
 const READ_BYTES: usize = 64 << 10;
-/// Bytes of the greeting of a connecting rank: magic, version, its rank, the id of its peer, and a nonce.
-pub(super) const GREETING_BYTES: usize = 8 + 4 + 4 + 16 + NONCE;
-const MAGIC: &[u8; 8] = b"smddp-cd";
-
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Authentication state of a connection.
 enum LinkState {
-    /// Accepted; the greeting is not complete.
-    Accepted,
-    Challenged(Responder),
-    /// This end has connected and waits for the reply.
-    Connecting(Initiator),
+    Accepted(Box<Responder>),
+    /// This end has connected.
+    Connecting(Box<Initiator>),
     /// The other end has proved that it has the token.
     Authenticated(Box<Session>),
 }
@@ -84,31 +81,18 @@ pub(super) struct TreeLink {
     received: Vec<u8>,
 }
 
-/// Returns the greeting of rank `from` to the rank with id `to`, without the nonce.
-fn greeting(from: usize, to: &ProcessUid) -> Vec<u8> {
-    [&MAGIC[..], &PROTOCOL.to_le_bytes(), &(from as u32).to_le_bytes(), to].concat()
-}
-
-fn unauthenticated(reason: &str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, reason)
-}
-
 impl TreeLink {
     fn new(socket: CloseOnFork<OwnedFd>, state: LinkState, now: Instant) -> Self {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
-        let out = match &state {
-            LinkState::Connecting(claim) => claim.greeting().to_vec(),
-            _ => Vec::new(),
-        };
-        let (queued, received) = (Vec::new(), Vec::new());
+        let (out, queued, received) = (Vec::new(), Vec::new(), Vec::new());
         Self { socket, state, from: 0, since: now, out, sent: 0, queued, received }
     }
 
     /// Accepts a connection at a non-blocking listener. An error means that there is none, or that this process has reached a limit.
     pub(super) fn accept(listener: impl AsFd, now: Instant) -> io::Result<Self> {
         let socket = CloseOnFork::new(rustix::net::accept_with(listener, FLAGS)?);
-        Ok(Self::new(socket, LinkState::Accepted, now))
+        Ok(Self::new(socket, LinkState::Accepted(Box::new(Responder::new(Listener::Bootstrap))), now))
     }
 
     /// Checks that the process at the other end of a unix socket runs as this process's user.
@@ -127,8 +111,8 @@ impl TreeLink {
         token: &Arc<Token>,
         now: Instant,
     ) -> io::Result<Self> {
-        let claim = Initiator::new(token, &greeting(from, &to.id))?;
-        Ok(Self::new(dial(to, mine)?, LinkState::Connecting(claim), now))
+        let handshake = initiator(from, &to.id, token)?;
+        Ok(Self::new(dial(to, mine)?, LinkState::Connecting(Box::new(handshake)), now))
     }
 
     /// Sends a frame with that text once the other end is authenticated.
@@ -146,7 +130,10 @@ impl TreeLink {
 
     /// Returns true if the other end existed: bytes were sent on the connection.
     pub(super) fn was_reachable(&self) -> bool {
-        self.sent > 0
+        match &self.state {
+            LinkState::Connecting(handshake) => handshake.has_sent(),
+            LinkState::Accepted(_) | LinkState::Authenticated(_) => true,
+        }
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -154,7 +141,12 @@ impl TreeLink {
     }
 
     pub(super) fn events(&self) -> PollFlags {
-        if self.sent < self.out.len() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+        let sends = match &self.state {
+            LinkState::Accepted(handshake) => !handshake.output().is_empty(),
+            LinkState::Connecting(handshake) => !handshake.output().is_empty(),
+            LinkState::Authenticated(_) => self.sent < self.out.len(),
+        };
+        if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Sends pending bytes until the socket accepts no more.
@@ -174,49 +166,31 @@ impl TreeLink {
     /// that the other end must prove; without it an accepted connection waits.
     pub(super) fn handshake(&mut self, me: &ProcessUid, token: Option<&Arc<Token>>) -> io::Result<bool> {
         loop {
-            match &self.state {
+            let session = match &mut self.state {
                 LinkState::Authenticated(_) => return Ok(true),
-                LinkState::Accepted => {
+                LinkState::Accepted(handshake) => {
                     let Some(token) = token else { return Ok(false) };
-                    let complete = self.receive_exact(GREETING_BYTES)?;
-                    self.check_greeting(me)?;
-                    if !complete {
+                    if !exchange(&*self.socket, &mut **handshake)? {
                         return Ok(false);
                     }
-                    let received = std::mem::take(&mut self.received);
-                    self.from =
-                        u32::from_le_bytes([received[12], received[13], received[14], received[15]]) as usize;
-                    let (challenge, reply) = Responder::new(token.clone(), received)?;
-                    self.out.extend_from_slice(&reply);
-                    self.state = LinkState::Challenged(challenge);
-                    self.write()?;
-                }
-                LinkState::Challenged(_) => {
-                    if !self.receive_exact(PROOF)? {
-                        return Ok(false);
+                    match (handshake.keys(), handshake.greeting()) {
+                        (Some(Keys { initiator, responder }), _) => Session::new(responder, initiator),
+                        (None, Some(greeting)) if greeting.to.id == *me => {
+                            self.from = greeting.from.rank;
+                            handshake.answer(token.clone())?;
+                            continue;
+                        }
+                        _ => return Err(unauthenticated("it connects to another rank")),
                     }
-                    let LinkState::Challenged(challenge) = &self.state else { continue };
-                    if !challenge.verifies_proof(&self.received) {
-                        return Err(unauthenticated("it does not have the token of this job"));
-                    }
-                    let keys = challenge.keys();
-                    self.received = Vec::new();
-                    self.set_authenticated(Session::new(keys.responder, keys.initiator));
                 }
-                LinkState::Connecting(_) => {
-                    self.write()?;
-                    let complete = self.receive_exact(REPLY)?;
-                    let LinkState::Connecting(claim) = &self.state else { continue };
-                    claim.check_reply_prefix(&self.received)?;
-                    let Some(reply) = self.received.first_chunk().filter(|_| complete) else {
-                        return Ok(false);
-                    };
-                    self.out.extend_from_slice(&claim.prove(reply)?);
-                    let keys = claim.keys(reply);
-                    self.received = Vec::new();
-                    self.set_authenticated(Session::new(keys.initiator, keys.responder));
+                LinkState::Connecting(handshake) => {
+                    let complete = exchange(&*self.socket, &mut **handshake)?;
+                    let keys = handshake.keys().filter(|_| complete);
+                    let Some(Keys { initiator, responder }) = keys else { return Ok(false) };
+                    Session::new(initiator, responder)
                 }
-            }
+            };
+            self.set_authenticated(session);
         }
     }
 
@@ -228,29 +202,6 @@ impl TreeLink {
         }
         self.queued.drain(..).for_each(|text| session.seal(&text, &mut self.out));
         self.state = LinkState::Authenticated(Box::new(session));
-    }
-
-    /// Checks that the received bytes are the beginning of a valid greeting to rank `me`.
-    fn check_greeting(&self, me: &ProcessUid) -> io::Result<()> {
-        let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
-        let both = self.received.len().min(expected.len());
-        let is_to_me = self.received.get(16..32).is_none_or(|id| id == me);
-        match self.received[..both] == expected[..both] && is_to_me {
-            true => Ok(()),
-            false => Err(unauthenticated(
-                "it is not an smddp rank, has another version, or connects to another rank",
-            )),
-        }
-    }
-
-    /// Reads until `bytes` bytes are buffered and none beyond. Returns true if all have arrived.
-    fn receive_exact(&mut self, bytes: usize) -> io::Result<bool> {
-        while self.received.len() < bytes {
-            if !self.receive(bytes - self.received.len())? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// Reads up to `max_bytes` more bytes. Returns true if any arrived.
@@ -324,11 +275,11 @@ pub(super) fn dial(to: &TreeAddress, mine: &TreeAddress) -> io::Result<CloseOnFo
 
 pub(super) fn would_block(error: &io::Error) -> bool {
     // A connection that is not established yet accepts no data.
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+    socket_io::would_block(error) || error.kind() == ErrorKind::NotConnected
 }
 
-/// Returns the greeting without the nonce, for tests and fuzz targets.
-#[cfg(any(test, fuzzing))]
-pub(super) fn greeting_of(from: usize, to: &ProcessUid) -> Vec<u8> {
-    greeting(from, to)
+/// Starts the handshake of rank `from` with the rank that has the id `to`.
+pub(super) fn initiator(from: usize, to: &ProcessUid, token: &Arc<Token>) -> io::Result<Initiator> {
+    let from = Party { id: ProcessUid::default(), rank: from };
+    Initiator::new(token, Purpose::Bootstrap, from, Party { id: *to, rank: 0 })
 }

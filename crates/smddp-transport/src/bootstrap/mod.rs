@@ -19,12 +19,15 @@
 //! have one under the token.
 
 mod address;
+mod children;
 mod claim;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod link;
 mod liveness_probe;
+mod parent;
 mod payload;
+mod relay;
 #[cfg(test)]
 mod tests;
 mod tree_shape;
@@ -40,70 +43,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::CloseOnFork;
 use crate::RankInfo;
-use crate::process::{ProcessUid, listen, random};
-use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
-use crate::warning::warn;
+use crate::handshake::{PROTOCOL, ProcessUid};
+use crate::process::{listen, random};
+use crate::token::Token;
 pub use address::rank_label;
 use address::{Records, TreeAddress, parse_unverified};
+use children::{ChildLink, MAX_INCOMING};
 pub use claim::{Claim, Holder};
 use link::TreeLink;
 use liveness_probe::LivenessProbe;
-use payload::{DOWN, UP, connection_lost, encode_downward, encode_payload, parse, tampered};
+use parent::ParentLink;
 pub use payload::{StartupFailure, TreeResult};
+use payload::{encode_downward, encode_payload};
 
 /// Maximum size of one rank's information in bytes. That of an EFA rank with 32 rails takes a tenth.
 const MAX_RANK_INFO: usize = 32 << 10;
 /// Maximum size of the rank information that a rank provides, in bytes, without the overhead of a frame.
 pub const MAX_RECORD: usize = MAX_RANK_INFO - 64;
-/// Maximum number of accepted connections that are not authenticated yet. Further ones wait in the listeners' queues.
-const MAX_INCOMING: usize = 256;
-/// Age at which an unauthenticated connection is closed while the maximum number is reached.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which a parent without an authenticated connection counts as unreachable.
 pub const PARENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time without a connection after which an address record may belong to an earlier attempt and is read again.
 const SUSPECT_AFTER: Duration = Duration::from_millis(500);
-/// Interval between two connection attempts.
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-
-/// A child in the tree.
-struct ChildLink {
-    /// `None` if the child has no connection, or its connection was closed.
-    link: Option<TreeLink>,
-    /// Set once the child has sent its information.
-    reported: bool,
-    /// Authentication code of the child's message that was relayed through the store. The reply is bound to it.
-    relay_tag: Option<[u8; TAG]>,
-}
-
-enum ParentLink {
-    /// No parent: this is rank 0, or the parent has closed the connection after a failure.
-    Absent,
-    /// The address record is not known yet.
-    Unknown,
-    Connecting {
-        attempt: ParentAttempt,
-        next: Instant,
-    },
-    Connected {
-        attempt: ParentAttempt,
-        link: TreeLink,
-    },
-    /// The parent is unreachable. `relay_tag`: authentication code of this rank's message, once it was relayed through the store.
-    Unreached {
-        relay_tag: Option<[u8; TAG]>,
-    },
-}
-
-struct ParentAttempt {
-    address: TreeAddress,
-    /// Bytes of the address record, and the time at which they were read.
-    bytes: Vec<u8>,
-    read: Instant,
-    since: Instant,
-    /// Set once a connection was established: the parent runs, or ran.
-    was_reachable: bool,
-}
 
 /// One rank's part of the tree.
 pub struct RankTree {
@@ -219,57 +179,6 @@ impl RankTree {
         })
     }
 
-    pub fn parent(&self) -> Option<usize> {
-        tree_shape::parent(self.rank)
-    }
-
-    /// Returns true if the address records of rank 0 and of the parent must be read, or read again.
-    pub fn needs_addresses(&self, now: Instant) -> bool {
-        match &self.parent_link {
-            ParentLink::Unknown => true,
-            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.read) >= SUSPECT_AFTER,
-            _ => false,
-        }
-    }
-
-    /// Sets the group token and the address record of the parent. Returns true if the record is a new one.
-    pub(crate) fn set_parent(
-        &mut self,
-        token: Arc<Token>,
-        parent: &[u8],
-        now: Instant,
-    ) -> Result<bool, String> {
-        let address = self.records.open(self.parent().unwrap_or(0), parent)?;
-        self.token = Some(token);
-        // The same record again must not restart the timeouts.
-        let (since, next, was_reachable, new) = match &self.parent_link {
-            ParentLink::Connecting { attempt, next } if attempt.bytes == parent => {
-                (attempt.since, *next, attempt.was_reachable, false)
-            }
-            _ => (now, now, false, true),
-        };
-        let attempt = ParentAttempt { address, bytes: parent.to_vec(), read: now, since, was_reachable };
-        self.parent_link = ParentLink::Connecting { attempt, next };
-        Ok(new)
-    }
-
-    /// Returns the children that have not sent their information.
-    fn pending_children(&self) -> Vec<usize> {
-        let reported = |child: &usize| self.children.get(child).is_some_and(|child| child.reported);
-        tree_shape::children(self.rank, self.size).filter(|child| !reported(child)).collect()
-    }
-
-    fn is_connected(&self, child: usize) -> bool {
-        self.children.get(&child).is_some_and(|child| child.link.is_some())
-    }
-
-    /// Returns the children without a connection that have not sent their information.
-    pub fn unconnected(&self) -> Vec<usize> {
-        let mut pending_children = self.pending_children();
-        pending_children.retain(|child| !self.children.contains_key(child));
-        pending_children
-    }
-
     /// Returns ranks without a connection, whose liveness only a probe of their address can show: for [`RankTree::probe`].
     pub fn suspects(&self) -> Vec<usize> {
         if self.outcome.is_some() {
@@ -330,64 +239,9 @@ impl RankTree {
         if ranks.is_empty() { self.parent().into_iter().collect() } else { ranks }
     }
 
-    /// Returns, once, the message that must be relayed to an unreachable parent, and the reason why it is unreachable.
-    pub fn take_relay(&mut self) -> Option<(Vec<u8>, String)> {
-        let unreached = matches!(self.parent_link, ParentLink::Unreached { relay_tag: None });
-        if !unreached || !self.pending_children().is_empty() {
-            return None;
-        }
-        let mut bytes = self.encode_upward();
-        let tag = self.token.as_ref()?.tag(&[UP, &rank_bytes(self.rank), &bytes]);
-        bytes.extend(tag);
-        (self.parent_link, self.sent_up) = (ParentLink::Unreached { relay_tag: Some(tag) }, true);
-        Some((bytes, std::mem::take(&mut self.last_error)))
-    }
-
-    /// Returns true if the result must be relayed to this rank.
-    pub fn is_unreached(&self) -> bool {
-        matches!(self.parent_link, ParentLink::Unreached { relay_tag: Some(_) }) && self.outcome.is_none()
-    }
-
-    /// Accepts the relayed result of an unreachable parent.
-    pub fn accept_result(&mut self, bytes: &[u8]) {
-        let ParentLink::Unreached { relay_tag: Some(up) } = self.parent_link else { return };
-        match self.verified(DOWN, &up, bytes) {
-            Some((text, _)) => self.settle(text),
-            None => self.fail(tampered(self.parent().unwrap_or(0))),
-        }
-    }
-
     /// Returns the reason why the group cannot be created, once it is known.
     pub fn failure(&self) -> Option<&StartupFailure> {
         self.outcome.as_ref()?.as_ref().err()
-    }
-
-    /// Accepts the relayed message of a child without a connection.
-    pub fn accept_relayed(&mut self, child: usize, bytes: &[u8]) {
-        let Some((text, tag)) = self.verified(UP, &rank_bytes(child), bytes) else {
-            return self.fail(tampered(child));
-        };
-        self.children.insert(child, ChildLink { link: None, reported: true, relay_tag: Some(*tag) });
-        self.accept_rank_infos(child, text);
-    }
-
-    /// Returns the messages that must be relayed to children without a connection, once the result is known.
-    pub fn result_to_relay(&self) -> Vec<(usize, Vec<u8>)> {
-        let (Some(outcome), Some(token)) = (&self.outcome, &self.token) else { return Vec::new() };
-        let text = encode_downward(outcome);
-        let relay_tag = self.children.iter().filter_map(|(rank, child)| Some((*rank, child.relay_tag?)));
-        relay_tag.map(|(rank, up)| (rank, [&text[..], &token.tag(&[DOWN, &up, &text])].concat())).collect()
-    }
-
-    /// Splits a relayed message into text and authentication code. `None` if the code does not verify for `label` and `subject`.
-    fn verified<'a>(
-        &self,
-        label: &[u8],
-        subject: &[u8],
-        bytes: &'a [u8],
-    ) -> Option<(&'a [u8], &'a [u8; TAG])> {
-        let (text, tag) = bytes.split_last_chunk::<TAG>()?;
-        self.token.as_ref()?.verifies(&[label, subject, text], tag).then_some((text, tag))
     }
 
     /// Makes progress on all connections. Returns the result once it was sent to all connected children.
@@ -454,162 +308,6 @@ impl RankTree {
         let _ = poll(&mut fds, Timespec::try_from(at_most).ok().as_ref());
     }
 
-    /// Accepts connections of children and authenticates them.
-    fn accept_children(&mut self, now: Instant) {
-        let mut unauthenticated = Vec::new();
-        for listener in &self.listeners {
-            // A shortage of descriptors may be temporary: pending connections remain in the queue.
-            while self.incoming.len() < MAX_INCOMING
-                && let Ok(link) = TreeLink::accept(listener.as_fd(), now)
-            {
-                match link.check_user() {
-                    Ok(()) => self.incoming.push(link),
-                    Err(error) => unauthenticated.push(error),
-                }
-            }
-        }
-        unauthenticated.iter().for_each(|error| self.reject(error));
-        if !self.accepts_children(now) {
-            return;
-        }
-        for mut link in std::mem::take(&mut self.incoming) {
-            match link.handshake(&self.address.id, self.token.as_ref()).map(|known| (known, link.from)) {
-                Ok((false, _)) => self.incoming.push(link),
-                Ok((true, child))
-                    if self.pending_children().contains(&child) && !self.is_connected(child) =>
-                {
-                    // The group has failed before this child connected.
-                    if let Some(outcome) = &self.outcome {
-                        link.send_text(&encode_downward(outcome));
-                    }
-                    self.children
-                        .insert(child, ChildLink { link: Some(link), reported: false, relay_tag: None });
-                }
-                Err(error) if is_unauthenticated(&error) => self.reject(&error),
-                // A second process of that rank: the store shows it, and the end of either connection would appear as a lost parent.
-                Ok((true, _)) if self.duplicates.len() < MAX_INCOMING => self.duplicates.push(link),
-                // A second connection of a child, or a closed connection.
-                Ok(_) | Err(_) => {}
-            }
-        }
-        if self.incoming.len() == MAX_INCOMING {
-            self.incoming.retain(|link| now.duration_since(link.since) < GREETING_TIMEOUT);
-        }
-    }
-
-    /// Logs the first rejected connection: repeated ones must not fill the log.
-    fn reject(&mut self, reason: &io::Error) {
-        if !std::mem::replace(&mut self.reject_logged, true) {
-            warn(&format!(
-                "rejected a connection to rank {} while the group is made: {reason}. The job continues; further rejected \
-                 connections are not logged (docs/security.md)",
-                self.rank,
-            ));
-        }
-    }
-
-    /// Returns true if incoming connections are processed: once this rank's link to its parent is authenticated, or is unlikely to be
-    /// soon.
-    fn accepts_children(&self, now: Instant) -> bool {
-        match &self.parent_link {
-            ParentLink::Absent | ParentLink::Unreached { .. } => true,
-            ParentLink::Unknown => false,
-            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER,
-            ParentLink::Connected { link, attempt } => {
-                link.is_authenticated() || now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER
-            }
-        }
-    }
-
-    /// Reads the messages of all connected children. A child sends one message, and another one only after a failure.
-    fn read_children(&mut self) {
-        let (max_bytes, mut received) = (self.max_bytes(), Vec::new());
-        if self.outcome.is_some() {
-            return;
-        }
-        for (rank, child) in &mut self.children {
-            let Some(link) = &mut child.link else { continue };
-            match link.read(max_bytes) {
-                Ok(None) => {}
-                Ok(Some(bytes)) => {
-                    child.reported = true;
-                    received.push((*rank, Ok(bytes)));
-                }
-                Err(error) => received.push((*rank, Err(connection_lost(*rank, &error)))),
-            }
-        }
-        for (rank, message) in received {
-            match message {
-                Ok(bytes) => self.accept_rank_infos(rank, &bytes),
-                Err(failure) => self.fail(failure),
-            }
-        }
-    }
-
-    /// Connects to the parent, and retries a failed attempt until `PARENT_TIMEOUT`.
-    fn connect_parent(&mut self, now: Instant) {
-        if let ParentLink::Connected { link, attempt } = &self.parent_link
-            && !link.is_authenticated()
-            && now.duration_since(attempt.since) >= PARENT_TIMEOUT
-        {
-            self.last_error = "it does not answer".to_owned();
-            self.parent_link = ParentLink::Unreached { relay_tag: None };
-        }
-        if let (ParentLink::Connecting { attempt: ParentAttempt { address, .. }, next }, Some(token)) =
-            (&self.parent_link, &self.token)
-            && now >= *next
-        {
-            let link = TreeLink::connect(address, &self.address, self.rank, token, now);
-            let parent_link =
-                std::mem::replace(&mut self.parent_link, ParentLink::Unreached { relay_tag: None });
-            let ParentLink::Connecting { attempt, .. } = parent_link else { return };
-            match link {
-                Ok(link) => self.parent_link = ParentLink::Connected { attempt, link },
-                Err(error) => {
-                    self.last_error = error.to_string();
-                    if now.duration_since(attempt.since) < PARENT_TIMEOUT {
-                        self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
-                    }
-                }
-            }
-        }
-        self.exchange_with_parent(now);
-    }
-
-    fn exchange_with_parent(&mut self, now: Instant) {
-        let failed = matches!(self.outcome, Some(Err(_)));
-        let (max_bytes, ready) =
-            (self.max_bytes(), !self.sent_up && (failed || self.pending_children().is_empty()));
-        let upward = if ready { self.encode_upward() } else { Vec::new() };
-        let ParentLink::Connected { link, .. } = &mut self.parent_link else { return };
-        if ready {
-            link.send_text(&upward);
-            self.sent_up = true;
-        }
-        let greeted = link.handshake(&self.address.id, None);
-        if self.outcome.is_some() {
-            // The parent has closed the connection and cannot receive the failure.
-            if greeted.is_err() {
-                self.parent_link = ParentLink::Absent;
-            }
-            return;
-        }
-        let outcome = greeted.and_then(|_| link.write()).and_then(|()| link.read(max_bytes));
-        let known = link.is_authenticated();
-        match outcome {
-            Ok(None) => {}
-            Ok(Some(bytes)) => self.settle(&bytes),
-            Err(error) if known => self.fail(connection_lost(self.parent().unwrap_or(0), &error)),
-            Err(error) => {
-                let parent_link = std::mem::replace(&mut self.parent_link, ParentLink::Absent);
-                let ParentLink::Connected { mut attempt, link } = parent_link else { return };
-                attempt.was_reachable |= link.was_reachable();
-                (self.sent_up, self.last_error) = (false, error.to_string());
-                self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
-            }
-        }
-    }
-
     fn send(&mut self) {
         // A child whose connection fails has ended and needs no result.
         for child in self.children.values_mut() {
@@ -620,45 +318,6 @@ impl RankTree {
         if let ParentLink::Connected { link, .. } = &mut self.parent_link {
             let _ = link.write();
         }
-    }
-
-    fn encode_upward(&self) -> Vec<u8> {
-        if let Some(Err(failure)) = &self.outcome {
-            return encode_payload(&Err(failure.clone()));
-        }
-        let rank_infos = self.rank_infos.iter().map(|(rank, rank_info)| (*rank as u32, rank_info.clone()));
-        encode_payload(&Ok(rank_infos.collect()))
-    }
-
-    /// Records the rank information in a child's message, or its failure.
-    fn accept_rank_infos(&mut self, child: usize, bytes: &[u8]) {
-        match parse(child, bytes) {
-            Ok(rank_infos) => {
-                for (rank, rank_info) in rank_infos {
-                    if (rank as usize) < self.size {
-                        self.rank_infos.entry(rank as usize).or_insert(rank_info);
-                    }
-                }
-            }
-            Err(failure) => self.fail(failure),
-        }
-    }
-
-    /// Ends the exchange with the parent's message.
-    fn settle(&mut self, bytes: &[u8]) {
-        let parent = self.parent().unwrap_or(0);
-        let outcome = parse(parent, bytes).and_then(|rank_infos| {
-            let rank_infos: BTreeMap<u32, Vec<u8>> = rank_infos.into_iter().collect();
-            match rank_infos.len() == self.size {
-                true => Ok(rank_infos.into_values().collect()),
-                false => Err(StartupFailure::of(format!(
-                    "rank {parent} sent the information of {} ranks, expected {}",
-                    rank_infos.len(),
-                    self.size
-                ))),
-            }
-        });
-        self.finish(outcome);
     }
 
     fn finish(&mut self, outcome: TreeResult) {

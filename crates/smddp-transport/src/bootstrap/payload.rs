@@ -4,7 +4,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::token::is_unauthenticated;
+use crate::handshake::is_unauthenticated;
 
 /// Reason why the group cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,15 +5,17 @@ use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+#[cfg(test)]
+use crate::handshake::ACCEPTED;
+use crate::handshake::{HandshakeEnd, Initiator, Listener, Responder};
 use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::joint::{InterNode, Prepared, TransportOptions};
 #[cfg(test)]
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-#[cfg(test)]
-use crate::net::tcp::address::{ACCEPTED, HELLO};
-use crate::net::tcp::address::{Credential, Hello, Purpose};
-use crate::token::{Initiator, NONCE, REPLY, Responder, Token};
+use crate::net::tcp::address::{Credential, Purpose};
+use crate::socket_io::{advance, exchange};
+use crate::token::Token;
 use crate::{CallFingerprint, Channels, Envelope, Fault, Group, MessageId, RecvChannel, SendChannel};
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
@@ -51,10 +53,13 @@ pub(crate) fn credential(rank: usize) -> Credential {
     Credential { rank, token: known_token(), encrypts: false }
 }
 
-/// Returns the reply of a listener with that token to a greeting.
-pub(crate) fn responder_reply(bytes: &[u8]) -> [u8; REPLY] {
-    let challenge = Responder::new(known_token(), bytes.to_vec());
-    challenge.unwrap_or_else(|error| panic!("{error}")).1
+/// Returns the reply of a listener with that token to a greeting; `None` if the greeting is malformed.
+pub(crate) fn responder_reply(listener: Listener, greeting: &[u8], token: &Arc<Token>) -> Option<Vec<u8>> {
+    let mut responder = Responder::new(listener);
+    responder.input(greeting).ok()?;
+    responder.greeting()?;
+    responder.answer(token.clone()).unwrap_or_else(|error| panic!("{error}"));
+    Some(responder.output().to_vec())
 }
 
 /// Accepts a connection as a listener and authenticates the peer.
@@ -67,12 +72,12 @@ pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
 
 /// Receives a peer's greeting and proof, without confirming them.
 #[cfg(test)]
-pub(crate) fn accept_proof(mut stream: TcpStream) -> TcpStream {
-    let mut bytes = [0; HELLO + NONCE];
-    let received = stream.read_exact(&mut bytes).and_then(|()| stream.write_all(&responder_reply(&bytes)));
-    received
-        .and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
-        .unwrap_or_else(|error| panic!("{error}"));
+pub(crate) fn accept_proof(stream: TcpStream) -> TcpStream {
+    let mut responder = Responder::new(Listener::Groups);
+    let received = exchange(&stream, &mut responder)
+        .and_then(|_| responder.answer(known_token()))
+        .and_then(|()| exchange(&stream, &mut responder));
+    received.unwrap_or_else(|error| panic!("{error}"));
     stream
 }
 
@@ -106,25 +111,38 @@ pub(crate) fn connect(
     stream
 }
 
-/// Returns an authenticated connection and the bytes that the initiator sent.
-pub(crate) fn authenticate(
+/// Starts a handshake with that listener.
+pub(crate) fn initiator(
     address: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     purpose: Purpose,
+) -> Initiator {
+    let credential = Credential { rank: from, token: token.clone(), encrypts: false };
+    credential.initiator((to, address), purpose).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Returns an authenticated connection and the bytes that the initiator sent.
+pub(crate) fn authenticate(
+    address: &TcpAddress,
+    token: &Arc<Token>,
+    ranks: (usize, usize),
+    purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
-    let connected = || {
-        let claim =
-            Initiator::new(token, &Hello { listener_id: address.listener_id, from, to, purpose }.to_bytes())?;
-        let (mut stream, mut reply) = (connect_with(address, claim.greeting()), [0; REPLY]);
-        stream.read_exact(&mut reply)?;
-        let proof = claim.prove(&reply)?;
-        stream.write_all(&proof)?;
-        // A rejected connection receives nothing more.
-        let _ = stream.read(&mut [0]);
-        Ok((stream, [claim.greeting(), &proof].concat()))
-    };
-    connected().unwrap_or_else(|error: std::io::Error| panic!("no connection to {address:?}: {error}"))
+    let mut initiator = initiator(address, token, ranks, purpose);
+    let (stream, mut sent) = (connect_with(address, &[]), Vec::new());
+    while !initiator.is_complete() {
+        if initiator.begins_message() {
+            sent.extend(initiator.output());
+        }
+        match advance(&stream, &mut initiator) {
+            Ok(moved) => assert!(moved, "no reply of {address:?}"),
+            // The connection is rejected.
+            Err(_) if initiator.proof_sent() => break,
+            Err(error) => panic!("no connection to {address:?}: {error}"),
+        }
+    }
+    (stream, sent)
 }
 
 fn connect_with(address: &TcpAddress, bytes: &[u8]) -> TcpStream {
@@ -194,19 +212,16 @@ impl Feed {
         connect(&self.address, &self.token, (0, 1), class)
     }
 
-    /// Opens a connection that begins with arbitrary bytes. A valid hello has 40 bytes, followed by a nonce of 32
-    /// bytes.
+    /// Opens a connection that begins with arbitrary bytes.
     #[must_use]
     pub(crate) fn connect_with_bytes(&self, bytes: &[u8]) -> TcpStream {
         connect_with(&self.address, bytes)
     }
 
-    /// Returns a hello for frames of this class, from any rank.
+    /// Returns a greeting for frames of this class, from any rank.
     #[must_use]
-    pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
-        let hello =
-            Hello { listener_id: self.address.listener_id, from, to: 1, purpose: Purpose::Frames(class) };
-        [&hello.to_bytes()[..], &[5; NONCE]].concat()
+    pub(crate) fn greeting(&self, from: usize, class: usize) -> Vec<u8> {
+        initiator(&self.address, &self.token, (from, 1), Purpose::Frames(class)).output().to_vec()
     }
 
     /// Runs one progress iteration of a waiting rank. Returns the detected faults.

@@ -13,11 +13,6 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// Decodes the greeting of a TCP connection.
-pub fn hello(bytes: &[u8]) {
-    sockets::hello(bytes);
-}
-
 /// Decodes replies to a straggler query.
 pub fn straggler_query(bytes: &[u8]) {
     sockets::straggler_query(&mut Script::new(bytes));

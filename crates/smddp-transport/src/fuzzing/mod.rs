@@ -7,6 +7,7 @@
 mod device;
 mod fabric;
 pub(crate) mod feed;
+mod handshake;
 mod headers;
 pub(crate) mod line;
 mod rank;
@@ -15,18 +16,17 @@ mod script;
 mod shm;
 mod sink;
 mod tcp;
-mod unix;
 
 pub use crate::bootstrap::fuzzing::bootstrap;
 pub use fabric::fabric;
-pub use headers::{frame, hello, straggler_query};
+pub use handshake::handshake;
+pub use headers::{frame, straggler_query};
 pub(crate) use rank::endpoint;
 pub use rank_infos::rank_info;
 pub(crate) use script::Script;
 pub use shm::shm;
 pub use sink::{messages, sink};
 pub use tcp::tcp;
-pub use unix::unix;
 
 #[cfg(test)]
 #[path = "../../../../fuzz/over.rs"]
@@ -46,7 +46,7 @@ mod tests {
     }
 
     // Arbitrary bytes in arbitrary order.
-    targets!(bootstrap, rank_info, fabric, frame, hello, messages, shm, sink, straggler_query, unix);
+    targets!(bootstrap, rank_info, fabric, frame, handshake, messages, shm, sink, straggler_query);
 
     #[test]
     fn tcp() {

@@ -38,9 +38,9 @@ pub fn tcp(bytes: &[u8]) {
     feed.settle(&streams);
 }
 
-/// Opens a connection whose hello is almost valid or truncated.
+/// Opens a connection whose greeting is almost valid or truncated.
 fn invalid_connection(script: &mut Script<'_>, feed: &Feed) -> TcpStream {
-    let mut bytes = feed.hello(script.number() as usize, script.below(3));
+    let mut bytes = feed.greeting(script.number() as usize, script.below(3));
     for _ in 0..script.below(3) {
         let at = script.below(bytes.len());
         bytes[at] = script.byte();

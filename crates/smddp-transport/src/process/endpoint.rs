@@ -13,9 +13,9 @@ use super::credentials::pid_namespace;
 use super::death_watch::DeathWatch;
 use super::doorbell::Doorbell;
 use super::exports::{Exports, MemoryExport};
-use super::handshake::{self, MemoryReply, ProcessAddress, ProcessHost, ProcessUid};
 use super::layout::{RESERVE_BYTES, SELF_ADDRESS, STAGING};
 use super::memory::SharedMemory;
+use super::memory_request::{self, MemoryReply, ProcessAddress, ProcessHost};
 use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::random;
@@ -26,6 +26,7 @@ use super::symmetric::Symmetric;
 use super::token_registry::TokenRegistry;
 use crate::CloseOnFork;
 use crate::fork::PerProcess;
+use crate::handshake::ProcessUid;
 use crate::lock;
 use crate::socket_io::send_all;
 use crate::token::Token;
@@ -110,7 +111,7 @@ impl Endpoint {
         let id: ProcessUid = random();
         let digits: String = id[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let socket = format!("smddp-{}-{}-{digits}", std::process::id(), pid_namespace()).into_bytes();
-        let listener = handshake::listen(&socket)?;
+        let listener = memory_request::listen(&socket)?;
         let doorbell = Doorbell::new(memory.clone())?;
         let (exports, tokens) = (Arc::<Exports>::default(), Arc::<TokenRegistry>::default());
         let service = Service::start(doorbell.clone())?;
@@ -159,7 +160,7 @@ impl Endpoint {
             return Ok(peer);
         }
         let MemoryReply { memory, event, pid, stream } =
-            handshake::request_memory(address, &self.address.id, token)?;
+            memory_request::request_memory(address, &self.address.id, token)?;
         let ended = Arc::new(AtomicBool::new(false));
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pid.is_none() {
@@ -199,7 +200,7 @@ impl Endpoint {
         token: &Arc<Token>,
         number: u64,
     ) -> io::Result<MemoryExport> {
-        handshake::request_export(address, &self.address.id, token, number)
+        memory_request::request_export(address, &self.address.id, token, number)
     }
 
     /// Returns the largest staging region in bytes that an operation can get if the cap is `cap`.

@@ -1,7 +1,7 @@
-//! Fuzzing of the unix socket handshake, as listener and as initiator.
+//! Fuzzing of the unix socket of a process, as listener and as initiator.
 
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,14 @@ use std::time::Instant;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::exports::{Exports, MemoryExport};
-use super::handshake::{self, ProcessHost};
 use super::incoming::IncomingConnections;
+use super::memory_request::{self, ProcessHost};
 use super::token_registry::TokenRegistry;
 use crate::CloseOnFork;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
-use crate::socket_io::send;
-use crate::token::{Initiator, REPLY};
+use crate::handshake::{HandshakeEnd, Initiator, Party, Purpose};
+use crate::socket_io::{exchange, send};
 
 const OWN_ID: [u8; 16] = [7; 16];
 /// Connections at a time.
@@ -54,7 +54,7 @@ fn host() -> ProcessHost {
 pub(crate) fn incoming_connections(script: &mut Script<'_>) {
     let mut incoming_connections = IncomingConnections::new(CloseOnFork::new(null()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
-    let mut claims: Vec<Option<Initiator>> = Vec::new();
+    let mut initiators: Vec<Option<Initiator>> = Vec::new();
     while let Some(action) = script.step() {
         match action % 8 {
             0 if streams.len() < MAX_CONNECTIONS => {
@@ -63,13 +63,21 @@ pub(crate) fn incoming_connections(script: &mut Script<'_>) {
                 let _ = ours.set_nonblocking(true);
                 incoming_connections.add(ours.into(), Instant::now());
                 streams.push(theirs);
-                claims.push(None);
+                initiators.push(None);
             }
             1 | 2 => {
-                let bytes = handshake::test_greeting(&OWN_ID, script.number(), &known_token());
-                let Ok(claim) = Initiator::new(&known_token(), &bytes) else { return };
-                if let Some(at) = send_mutated(script, &streams, claim.greeting()) {
-                    claims[at] = Some(claim);
+                let purpose = match script.number() {
+                    0 => Purpose::Memory,
+                    number => Purpose::Export(number),
+                };
+                let to = Party { id: OWN_ID, rank: 0 };
+                let Ok(mut initiator) = Initiator::new(&known_token(), purpose, Party::default(), to) else {
+                    return;
+                };
+                let greeting = initiator.output().to_vec();
+                if let Some(at) = send_mutated(script, &streams, &greeting) {
+                    initiator.sent(greeting.len());
+                    initiators[at] = Some(initiator);
                 }
             }
             3 => {
@@ -78,19 +86,14 @@ pub(crate) fn incoming_connections(script: &mut Script<'_>) {
             }
             4 => {
                 let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) else { continue };
-                let mut reply_bytes = [0; 200];
-                let got = streams[at].read(&mut reply_bytes).unwrap_or(0);
-                if got == REPLY
-                    && let (Some(claim), Some(reply)) = (&claims[at], reply_bytes.first_chunk())
-                    && let Ok(proof) = claim.prove(reply)
-                {
-                    let _ = send(&streams[at], &[IoSlice::new(&proof)]);
+                if let Some(initiator) = &mut initiators[at] {
+                    let _ = exchange(&streams[at], initiator);
                 }
             }
             5 => {
                 if let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) {
                     streams.swap_remove(at);
-                    claims.swap_remove(at);
+                    initiators.swap_remove(at);
                 }
             }
             _ => {
@@ -118,19 +121,12 @@ fn send_mutated(script: &mut Script<'_>, streams: &[UnixStream], bytes: &[u8]) -
     Some(at)
 }
 
-/// Drives the initiator with arbitrary replies to its request for the memory or an export.
-pub(crate) fn handshake_reply(script: &mut Script<'_>) {
+/// Receives arbitrary replies to a request for the memory or an export.
+pub(crate) fn memory_reply(script: &mut Script<'_>) {
     let Ok((ours, theirs)) = UnixStream::pair() else { return };
     let (memory, fds) = (script.yes(), script.below(4));
-    let mut bytes = handshake::test_greeting(&OWN_ID, 0, &known_token())[..44].to_vec();
-    if script.below(4) == 0 {
-        let at = script.below(bytes.len());
-        bytes[at] = script.byte();
-    }
-    // A reply begins with the id of its sender.
-    bytes.copy_within(28..44, 12);
+    let mut bytes = vec![script.byte()];
     if !memory {
-        bytes.push(script.byte());
         bytes.extend((script.number() as u32).to_le_bytes());
     }
     bytes.extend(script.take(4000));
@@ -144,7 +140,7 @@ pub(crate) fn handshake_reply(script: &mut Script<'_>) {
     let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     drop(theirs);
     match memory {
-        true => drop(handshake::receive_memory(ours, None, &OWN_ID)),
-        false => drop(handshake::receive_export(&ours, &OWN_ID)),
+        true => drop(memory_request::receive_memory(ours, None)),
+        false => drop(memory_request::receive_export(&ours)),
     }
 }

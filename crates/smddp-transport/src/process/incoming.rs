@@ -11,8 +11,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
 
 use crate::CloseOnFork;
-use crate::socket_io::send;
-use crate::token::{PROOF, Responder, Token};
+use crate::handshake::{Greeting, HandshakeEnd, Responder, is_unauthenticated};
+use crate::socket_io::{exchange, send, would_block};
+use crate::token::Token;
 use crate::warning::warn;
 
 /// Time limit of a connection. A rank that was stopped meanwhile connects again.
@@ -21,40 +22,39 @@ const INCOMING_LIMIT: Duration = Duration::from_secs(10);
 const MAX_INCOMING: usize = 256;
 /// Time after which an unauthenticated connection may be closed if [`MAX_INCOMING`] is reached.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+/// Maximum bytes of a query.
+const MAX_QUERY_BYTES: usize = 64;
 /// Pause of accept after an error such as a descriptor limit, and the minimum interval between its log texts.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Service behind a listener.
 pub(crate) trait IncomingHost: Send {
-    /// Bytes of a greeting.
-    fn greeting_bytes(&self) -> usize;
+    /// Returns the first stage of a connection.
+    fn first_stage(&self) -> Stage;
     /// Checks the peer before anything is read. An error is the reason to reject the connection.
     fn check_allowed(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
-    /// Returns true if the received bytes may begin a greeting. Otherwise the connection is rejected before its greeting is complete.
-    fn is_greeting(&self, _greeting: &[u8]) -> bool {
-        true
-    }
     /// Returns the token that the sender of this greeting has to prove; `None` closes the connection.
-    fn token(&self, greeting: &[u8]) -> Option<Arc<Token>>;
-    /// Returns true if allowed peers need no token: the service only returns status text, and the kernel identifies
-    /// the peer.
-    fn is_public(&self) -> bool {
-        false
+    fn token(&self, _greeting: &Greeting) -> Option<Arc<Token>> {
+        None
     }
     /// Describes the peer for a log.
     fn name(&self, socket: BorrowedFd<'_>) -> String;
-    /// Handles an authenticated greeting. Returns the connection and its next stage, or `None` if it was closed or
-    /// moved. A returned connection is closed after its last stage. `proof`: the verified challenge, if a token was
-    /// required.
+    /// Handles an authenticated connection. Returns it with its next stage, or `None` if it was closed or moved. A
+    /// returned connection is closed after its last stage.
     fn accept(
         &self,
-        socket: CloseOnFork<OwnedFd>,
-        greeting: &[u8],
-        proof: Option<&Responder>,
-    ) -> Option<(CloseOnFork<OwnedFd>, Stage)>;
+        _socket: CloseOnFork<OwnedFd>,
+        _handshake: &Responder,
+    ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
+        None
+    }
+    /// Answers a query that needs no token. Returns `None` while the query is incomplete.
+    fn answer(&self, _query: &[u8]) -> io::Result<Option<String>> {
+        Ok(None)
+    }
     /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
         true
@@ -64,10 +64,10 @@ pub(crate) trait IncomingHost: Send {
 }
 
 pub(crate) enum Stage {
-    /// Receives the greeting: sender, target and request.
-    Greeting(Vec<u8>),
-    /// Receives the proof of the token; the received bytes.
-    Proof(Box<Responder>, Vec<u8>),
+    Handshake(Box<Responder>),
+    /// Receives a query that needs no token, because the service only returns status text, and the kernel identifies the
+    /// peer.
+    Query(Vec<u8>),
     /// Sends the rest of a reply for which the socket had no room.
     Reply(Vec<u8>),
     /// The peer has this process's memory and opens a pidfd of this process. Then it closes the connection, or sends
@@ -95,21 +95,16 @@ pub(crate) struct IncomingConnections {
     rejection_logged: bool,
 }
 
-/// Maps a blocked or interrupted call to `None`.
+/// Maps a blocked call to `None`.
 fn unless_blocked(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     match outcome {
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) if would_block(&error) => Ok(None),
         outcome => outcome.map(Some),
     }
 }
 
-/// Reads more of a message of `all` bytes. Returns the number of bytes read, or `None` if the socket has no data.
-fn read_more(socket: impl AsFd, buffer: &mut Vec<u8>, all: usize) -> io::Result<Option<usize>> {
-    let got = buffer.len();
-    buffer.resize(all, 0);
-    let read = unless_blocked(rustix::io::read(socket, &mut buffer[got..]).map_err(Into::into));
-    buffer.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
-    read
+fn read(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    unless_blocked(rustix::io::read(socket, bytes).map_err(Into::into))
 }
 
 impl IncomingConnections {
@@ -128,7 +123,7 @@ impl IncomingConnections {
     /// Returns true if another connection can be served, after closing an idle unauthenticated one if necessary.
     fn has_capacity(&mut self, now: Instant) -> bool {
         if self.active.len() >= MAX_INCOMING {
-            let unknown = |c: &Incoming| matches!(c.stage, Stage::Greeting(_) | Stage::Proof(..));
+            let unknown = |c: &Incoming| matches!(c.stage, Stage::Handshake(_) | Stage::Query(_));
             let silent = |c: &Incoming| unknown(c) && now.duration_since(c.since) >= SILENCE_LIMIT;
             // Ordered by arrival.
             if let Some(longest) = self.active.iter().position(silent) {
@@ -146,10 +141,13 @@ impl IncomingConnections {
         let open = self.paused_until.is_none() && self.has_capacity(now);
         let listens = if open { PollFlags::IN } else { PollFlags::empty() };
         let connections = self.active.iter().map(|connection| {
-            let waits = matches!(connection.stage, Stage::Reply(_));
+            let sends = match &connection.stage {
+                Stage::Handshake(handshake) => !handshake.output().is_empty(),
+                stage => matches!(stage, Stage::Reply(_)),
+            };
             PollFd::from_borrowed_fd(
                 connection.socket.as_fd(),
-                if waits { PollFlags::OUT } else { PollFlags::IN },
+                if sends { PollFlags::OUT } else { PollFlags::IN },
             )
         });
         std::iter::once(PollFd::from_borrowed_fd(self.listener.as_fd(), listens)).chain(connections)
@@ -208,7 +206,7 @@ impl IncomingConnections {
         if let Err(error) = self.host.check_allowed(socket.as_fd()) {
             return self.log_rejection(socket.as_fd(), &error.to_string());
         }
-        let stage = Stage::Greeting(Vec::new());
+        let stage = self.host.first_stage();
         self.serve(Incoming { socket: CloseOnFork::new(socket), since: now, stage }, now);
     }
 
@@ -234,58 +232,40 @@ impl IncomingConnections {
     fn serve(&mut self, mut connection: Incoming, now: Instant) {
         loop {
             match &mut connection.stage {
-                Stage::Greeting(greeting) => {
-                    let all = self.host.greeting_bytes();
-                    match read_more(&*connection.socket, greeting, all) {
-                        Ok(None) => return self.keep(connection, now),
-                        Ok(Some(1..)) if self.host.is_greeting(greeting) => {}
-                        Ok(Some(1..)) => {
-                            return self.log_rejection(
-                                connection.socket.as_fd(),
-                                "it uses another protocol or another version of smddp",
-                            );
+                Stage::Handshake(handshake) => {
+                    match exchange(&*connection.socket, &mut **handshake) {
+                        Ok(true) => {}
+                        Ok(false) => return self.keep(connection, now),
+                        Err(error) if is_unauthenticated(&error) => {
+                            return self.log_rejection(connection.socket.as_fd(), &error.to_string());
                         }
-                        _ => return,
+                        Err(_) => return,
                     }
-                    if greeting.len() == all {
-                        let greeting = std::mem::take(greeting);
-                        if self.host.is_public() {
-                            let Some((socket, stage)) = self.host.accept(connection.socket, &greeting, None)
-                            else {
-                                return;
-                            };
-                            (connection.socket, connection.stage) = (socket, stage);
-                            continue;
-                        }
-                        let challenge =
-                            self.host.token(&greeting).map(|token| Responder::new(token, greeting));
-                        let Some(Ok((challenge, reply))) = challenge else { return };
-                        // The reply fits in the empty send buffer.
-                        if !matches!(send(&*connection.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
-                        {
-                            return;
-                        }
-                        connection.stage = Stage::Proof(Box::new(challenge), Vec::new());
-                    }
-                }
-                Stage::Proof(challenge, proof) => {
-                    match read_more(&*connection.socket, proof, PROOF) {
-                        Ok(None) => return self.keep(connection, now),
-                        Ok(Some(1..)) => {}
-                        _ => return,
-                    }
-                    if proof.len() < PROOF {
+                    if handshake.is_authenticated() {
+                        let accepted = self.host.accept(connection.socket, handshake);
+                        let Some((socket, stage)) = accepted else { return };
+                        (connection.socket, connection.stage) = (socket, stage);
                         continue;
                     }
-                    if !challenge.verifies_proof(proof) {
-                        return self.log_rejection(
-                            connection.socket.as_fd(),
-                            "it does not know the token of this group",
-                        );
+                    let token = handshake.greeting().and_then(|greeting| self.host.token(&greeting));
+                    if token.is_none_or(|token| handshake.answer(token).is_err()) {
+                        return;
                     }
-                    let accepted = self.host.accept(connection.socket, challenge.greeting(), Some(challenge));
-                    let Some((socket, stage)) = accepted else { return };
-                    (connection.socket, connection.stage) = (socket, stage);
+                }
+                Stage::Query(query) => {
+                    let mut more = [0; MAX_QUERY_BYTES];
+                    match read(&*connection.socket, &mut more[query.len()..]) {
+                        Ok(None) => return self.keep(connection, now),
+                        Ok(Some(bytes @ 1..)) => query.extend(&more[..bytes]),
+                        _ => return,
+                    }
+                    match self.host.answer(query) {
+                        Ok(None) => {}
+                        Ok(Some(text)) => connection.stage = Stage::Reply(text.into_bytes()),
+                        Err(error) => {
+                            return self.log_rejection(connection.socket.as_fd(), &error.to_string());
+                        }
+                    }
                 }
                 Stage::Reply(bytes) if bytes.is_empty() => return,
                 Stage::Reply(bytes) => {
@@ -296,8 +276,7 @@ impl IncomingConnections {
                     }
                 }
                 Stage::Linger => {
-                    match unless_blocked(rustix::io::read(&*connection.socket, &mut [0]).map_err(Into::into))
-                    {
+                    match read(&*connection.socket, &mut [0]) {
                         Ok(None) => self.keep(connection, now),
                         Ok(Some(1)) => self.retained.push(connection.socket),
                         _ => {}
@@ -316,6 +295,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::handshake::Listener;
 
     /// Smallest time difference.
     const TICK: Duration = Duration::from_nanos(1);
@@ -323,22 +303,11 @@ mod tests {
     struct RejectAll;
 
     impl IncomingHost for RejectAll {
-        fn greeting_bytes(&self) -> usize {
-            8
-        }
-        fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
-            None
+        fn first_stage(&self) -> Stage {
+            Stage::Handshake(Box::new(Responder::new(Listener::Process)))
         }
         fn name(&self, _: BorrowedFd<'_>) -> String {
             String::new()
-        }
-        fn accept(
-            &self,
-            _: CloseOnFork<OwnedFd>,
-            _: &[u8],
-            _: Option<&Responder>,
-        ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-            None
         }
         fn resource_error(&self, error: &io::Error) -> String {
             error.to_string()

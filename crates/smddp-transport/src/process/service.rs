@@ -244,12 +244,12 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    use super::super::handshake::listen;
     use super::super::incoming::Stage;
     use super::super::layout::PAGE;
     use super::super::memory::SharedMemory;
+    use super::super::memory_request::listen;
     use super::*;
-    use crate::token::{Responder, Token};
+    use crate::handshake::{Listener, Responder};
 
     /// Host whose connections block until they are released, and then panic.
     struct Blocked {
@@ -258,27 +258,16 @@ mod tests {
     }
 
     impl IncomingHost for Blocked {
-        fn greeting_bytes(&self) -> usize {
-            8
+        fn first_stage(&self) -> Stage {
+            Stage::Handshake(Box::new(Responder::new(Listener::Process)))
         }
         fn check_allowed(&self, _: BorrowedFd<'_>) -> io::Result<()> {
             self.begun.send(()).unwrap();
             let _ = self.go.recv();
             panic!("a reply failed (expected by this test)");
         }
-        fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
-            None
-        }
         fn name(&self, _: BorrowedFd<'_>) -> String {
             String::new()
-        }
-        fn accept(
-            &self,
-            _: CloseOnFork<OwnedFd>,
-            _: &[u8],
-            _: Option<&Responder>,
-        ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-            None
         }
         fn resource_error(&self, error: &io::Error) -> String {
             error.to_string()

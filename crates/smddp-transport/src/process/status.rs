@@ -6,17 +6,17 @@ use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
 use super::credentials::{check_user, proc_is_ours};
-use super::handshake::{ProcessAddress, describe_peer, listen};
 use super::incoming::{self, Stage};
+use super::memory_request::{ProcessAddress, describe_peer, listen};
 use crate::CloseOnFork;
+use crate::handshake::unauthenticated;
 use crate::socket_io::send_all;
-use crate::token::{Responder, Token};
 use crate::warning::warn;
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
@@ -90,40 +90,29 @@ fn name(process: &ProcessAddress) -> Vec<u8> {
 struct StatusHost;
 
 impl incoming::IncomingHost for StatusHost {
-    fn greeting_bytes(&self) -> usize {
-        QUERY_BYTES
+    /// No token is required: `smddp status` belongs to no group.
+    fn first_stage(&self) -> Stage {
+        Stage::Query(Vec::new())
     }
 
     fn check_allowed(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         check_user(socket).map(drop)
     }
 
-    fn is_greeting(&self, bytes: &[u8]) -> bool {
-        let magic = bytes.len().min(MAGIC.len());
-        bytes[..magic] == MAGIC[..magic]
-    }
-
-    /// No token is required: `smddp status` belongs to no group.
-    fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
-        None
-    }
-
-    fn is_public(&self) -> bool {
-        true
-    }
-
     fn name(&self, socket: BorrowedFd<'_>) -> String {
         describe_peer(socket)
     }
 
-    fn accept(
-        &self,
-        socket: CloseOnFork<OwnedFd>,
-        bytes: &[u8],
-        _: Option<&Responder>,
-    ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let text = respond(StatusQuery::parse(bytes)?);
-        Some((socket, Stage::Reply(text.into_bytes())))
+    fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
+        let magic = query.len().min(MAGIC.len());
+        if query[..magic] != MAGIC[..magic] {
+            return Err(unauthenticated("it uses another protocol or another version of smddp"));
+        }
+        if query.len() < QUERY_BYTES {
+            return Ok(None);
+        }
+        let query = StatusQuery::parse(query).ok_or_else(|| unauthenticated("its query is unknown"))?;
+        Ok(Some(respond(query)))
     }
 
     fn resource_error(&self, error: &io::Error) -> String {

@@ -5,9 +5,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use super::super::link::{GREETING_BYTES, greeting_of};
+use super::super::link::initiator;
 use super::*;
-use crate::token::{PROOF, REPLY};
+use crate::handshake::{GREETING_BYTES, HandshakeEnd, PROOF_BYTES, REPLY_BYTES};
+use crate::token::TAG;
 
 const SECRET: &[u8] = b"a job secret of 32 bytes or more";
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -32,8 +33,8 @@ fn relay(listener: UnixListener, parent: Vec<u8>, tamper: Tamper) -> JoinHandle<
         let mut child = listener.accept().ok()?.0;
         let mut parent = connect(&parent);
         pass(&mut child, &mut parent, GREETING_BYTES)?;
-        pass(&mut parent, &mut child, REPLY)?;
-        pass(&mut child, &mut parent, PROOF)?;
+        pass(&mut parent, &mut child, REPLY_BYTES)?;
+        pass(&mut child, &mut parent, PROOF_BYTES)?;
         let mut frame = vec![0; 4];
         child.read_exact(&mut frame).ok()?;
         let length = u32::from_le_bytes(*frame.first_chunk()?) as usize;
@@ -176,19 +177,20 @@ fn startup_sockets_reject_other_users() {
         return;
     }
     let mut tree = trees(2).swap_remove(0);
-    let buffer = greeting_of(1, &tree.address.id);
+    let token = tree.token.clone().unwrap();
+    let handshake = initiator(1, &tree.address.id, &token).unwrap();
+    let greeting = handshake.output();
     // Created before the fork: the child must not allocate, because another thread may hold the allocator's lock.
     let mut stream = UnixStream::pair().unwrap().0;
     let address = SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
-    let mut answer = [0; REPLY];
+    let mut answer = [0; REPLY_BYTES];
     // SAFETY: the child makes system calls and leaves by `_exit`; it does not return into the test.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // SAFETY: changes this child only.
         let changed = unsafe { libc::setuid(65534) } == 0;
         let connected = UnixStream::connect_addr(&address).map(|other| stream = other).is_ok();
-        let _ = stream.write_all(&buffer);
-        let _ = stream.write_all(&[3; crate::token::NONCE]);
+        let _ = stream.write_all(greeting);
         let received = matches!(stream.read(&mut answer), Ok(1..));
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!changed || !connected || received)) };

@@ -6,8 +6,10 @@ use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 
+use super::children::GREETING_TIMEOUT;
 use super::*;
 use crate::fuzzing::feed::options;
+use crate::handshake::{GREETING_BYTES, HandshakeEnd};
 use crate::joint::Prepared;
 
 /// The smallest time step.
@@ -51,10 +53,12 @@ fn unauthenticated_stream(tree: &RankTree) -> UnixStream {
 fn unauthenticated_connections_do_not_block_the_exchange() {
     let mut trees = trees(12);
     let mut incoming = Vec::new();
-    for length in 0..80 {
+    let token = trees[0].token.clone().unwrap();
+    for length in 0..GREETING_BYTES + 8 {
         let mut stream = unauthenticated_stream(&trees[0]);
         // An empty greeting, a part of it, all of it, and more than that.
-        let mut bytes = link::greeting_of(1, &trees[0].address.id);
+        let handshake = link::initiator(1, &trees[0].address.id, &token).unwrap();
+        let mut bytes = handshake.output().to_vec();
         bytes.truncate(length);
         bytes.resize(2 * length, 0xff);
         stream.write_all(&bytes).unwrap();

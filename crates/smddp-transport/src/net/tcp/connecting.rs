@@ -5,10 +5,11 @@ use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::address::{Credential, Purpose, TcpAddress};
+use super::address::{Credential, TcpAddress};
 use super::dial::{Dial, Keepalive, advice, is_local_error, set_keepalive, set_user_timeout};
 use super::seal::Seal;
 use crate::CloseOnFork;
+use crate::handshake::Purpose;
 
 /// Time to retry after a local error, which may pass: other threads close files, and ports become free.
 pub(super) const LOCAL_ERROR_RETRY: Duration = Duration::from_secs(5);
@@ -93,7 +94,7 @@ impl Connecting {
 
     /// Returns true if the peer's group cannot have received the connection yet.
     pub(super) fn is_unreceived(&self) -> bool {
-        self.dial_in_progress().is_none_or(|dial| !dial.proof_sent())
+        self.dial_in_progress().is_none_or(|dial| !dial.handshake.proof_sent())
     }
 
     /// Returns the poll events that it waits for, if it has a socket.
@@ -126,7 +127,7 @@ impl Connecting {
             finished => match finished.and_then(|_| self.open(&dial.socket)) {
                 Ok(()) => Ok(Some((dial.keys().map(Seal::for_initiator), dial.socket))),
                 Err(error) => {
-                    self.group_seen |= dial.proof_sent();
+                    self.group_seen |= dial.handshake.proof_sent();
                     let local = is_local_error(&error);
                     self.attempt_failed(error, local).map(|()| None)
                 }

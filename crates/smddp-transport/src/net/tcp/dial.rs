@@ -1,16 +1,18 @@
 //! One connection attempt: a non-blocking connect and the handshake in which both ends prove that they have the group's
 //! token. Classifies errors as transient, local or a host that does not respond.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::address::{ACCEPTED, CLOSED, Credential, Hello, Purpose, REJECTED, TcpAddress};
+use super::address::{Credential, TcpAddress};
 use crate::CloseOnFork;
+use crate::handshake::{HandshakeEnd, Initiator, Purpose};
 use crate::net::known_hosts;
-use crate::token::{Initiator, Keys, PROOF, REPLY};
+use crate::socket_io;
+use crate::token::Keys;
 
 /// Starts a non-blocking connect.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
@@ -71,112 +73,51 @@ pub(super) fn set_user_timeout(socket: &TcpStream, limit: Option<Duration>) -> i
 pub(super) struct Dial {
     pub(super) socket: CloseOnFork<TcpStream>,
     host: IpAddr,
-    initiator: Initiator,
+    pub(super) handshake: Box<Initiator>,
     encrypts: bool,
-    /// Bytes of the greeting that were sent.
-    sent: usize,
-    reply: [u8; REPLY],
-    /// Bytes of the reply that were received.
-    received: usize,
-    /// Proof that answers the reply, and the number of its bytes that were sent.
-    proof: Option<([u8; PROOF], usize)>,
-    /// The listener has accepted the connection and passed it to the group.
-    accepted: bool,
 }
 
 impl Dial {
-    /// Connects the rank with that credential to rank `to`. `peer_timeout`: time without any answer after which a host
+    /// Connects the rank with that credential to a peer. `peer_timeout`: time without any answer after which a host
     /// counts as lost.
     pub(super) fn new(
         credential: &Credential,
-        (to, address): (usize, &TcpAddress),
+        peer: (usize, &TcpAddress),
         purpose: Purpose,
         peer_timeout: Duration,
     ) -> io::Result<Self> {
-        let socket = connect(address.socket)?;
+        let address = peer.1.socket;
+        let socket = connect(address)?;
         configure(&socket, peer_timeout, Keepalive::Fast)?;
         set_user_timeout(&socket, Some(peer_timeout))?;
-        let hello = Hello { listener_id: address.listener_id, from: credential.rank, to, purpose };
-        let initiator = Initiator::new(&credential.token, &hello.to_bytes())?;
-        Ok(Self {
-            socket,
-            host: address.socket.ip(),
-            initiator,
-            encrypts: credential.encrypts,
-            sent: 0,
-            reply: [0; REPLY],
-            received: 0,
-            proof: None,
-            accepted: false,
-        })
+        let handshake = Box::new(credential.initiator(peer, purpose)?);
+        Ok(Self { socket, host: address.ip(), handshake, encrypts: credential.encrypts })
     }
 
-    /// Returns the keys for the bytes after the handshake, if the connection is encrypted. Valid once both ends are
-    /// authenticated.
+    /// Returns the keys for the bytes after the handshake, if the connection is encrypted.
     pub(super) fn keys(&self) -> Option<Keys> {
-        self.encrypts.then(|| self.initiator.keys(&self.reply))
+        self.handshake.keys().filter(|_| self.encrypts)
     }
 
     /// Advances the handshake. Returns true once the listener has accepted the connection.
     pub(super) fn advance(&mut self) -> io::Result<bool> {
-        let greeting = self.initiator.greeting();
-        if self.sent == 0 {
-            self.check_open()?;
-        }
-        if self.sent < greeting.len() {
-            let written = zero_if_blocked((&*self.socket).write(&greeting[self.sent..]))?;
-            if self.sent == 0 && written > 0 {
-                known_hosts::record(self.host);
+        while !self.handshake.is_complete() {
+            if self.handshake.begins_message() {
+                self.check_open()?;
             }
-            self.sent += written;
-        }
-        if self.sent == greeting.len() && self.proof.is_none() {
-            self.read_reply()?;
-        }
-        if let Some((proof, sent)) = &mut self.proof
-            && *sent < PROOF
-        {
-            *sent += zero_if_blocked((&*self.socket).write(&proof[*sent..]))?;
-        }
-        if self.proof_sent() && !self.accepted {
-            self.read_verdict()?;
-        }
-        Ok(self.accepted)
-    }
-
-    /// Reads the listener's reply. A listener that closes the connection instead has too many incoming ones, and may
-    /// accept a retry.
-    fn read_reply(&mut self) -> io::Result<()> {
-        match (&*self.socket).read(&mut self.reply[self.received..]) {
-            Ok(0) => return Err(ErrorKind::ConnectionReset.into()),
-            outcome => self.received += zero_if_blocked(outcome)?,
-        }
-        self.initiator.check_reply_prefix(&self.reply[..self.received])?;
-        if self.received == REPLY {
-            self.check_open()?;
-            self.proof = Some((self.initiator.prove(&self.reply)?, 0));
-        }
-        Ok(())
-    }
-
-    /// Reads the listener's verdict on the proof.
-    fn read_verdict(&mut self) -> io::Result<()> {
-        let mut verdict = [0];
-        match (&*self.socket).read(&mut verdict) {
-            Ok(0) => Err(ErrorKind::ConnectionReset.into()),
-            outcome => match zero_if_blocked(outcome)? {
-                0 => Ok(()),
-                _ if verdict == [ACCEPTED] => {
-                    self.accepted = true;
-                    Ok(())
+            let accepted = self.handshake.has_sent();
+            match socket_io::advance(&*self.socket, &mut *self.handshake) {
+                Ok(true) if !accepted => known_hosts::record(self.host),
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                // A listener that closes the connection has too many incoming ones, and may accept a retry.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Err(ErrorKind::ConnectionReset.into());
                 }
-                _ if verdict == [CLOSED] => Err(closed_error()),
-                _ if verdict == [REJECTED] => {
-                    Err(io::Error::other("it already has a connection of this rank"))
-                }
-                _ => Err(ErrorKind::InvalidData.into()),
-            },
+                Err(error) => return Err(error),
+            }
         }
+        Ok(true)
     }
 
     /// Checks that the connection is still open, before bytes that cannot be sent again. If this process was stopped in
@@ -191,45 +132,18 @@ impl Dial {
         }
     }
 
-    /// Returns true if the peer's host has accepted the TCP connection.
-    pub(super) fn host_accepted(&self) -> bool {
-        self.sent > 0
-    }
-
     /// Returns the poll events that the handshake waits for.
     pub(super) fn events(&self) -> i16 {
-        let sending =
-            self.sent < self.initiator.greeting().len() || matches!(self.proof, Some((_, 0..PROOF)));
-        if sending { libc::POLLOUT } else { libc::POLLIN }
-    }
-
-    /// Returns true if the whole proof is sent, so that the listener may pass the connection to the group at any time.
-    pub(super) fn proof_sent(&self) -> bool {
-        matches!(self.proof, Some((_, PROOF)))
-    }
-
-    /// Returns true if both ends are authenticated and the listener has passed the connection to the group.
-    pub(super) fn connected(&self) -> bool {
-        self.accepted
+        if self.handshake.output().is_empty() { libc::POLLIN } else { libc::POLLOUT }
     }
 }
 
 /// Returns 0 bytes for a non-blocking call that would block or was interrupted.
 pub(super) fn zero_if_blocked(result: io::Result<usize>) -> io::Result<usize> {
     match result {
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        Err(error) if socket_io::would_block(&error) => Ok(0),
         other => other,
     }
-}
-
-/// Returns the error for a group that the peer closed in good order.
-fn closed_error() -> io::Error {
-    io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group")
-}
-
-/// Returns true for an error of [`closed_error`].
-pub(super) fn is_closed(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::ConnectionAborted && error.raw_os_error().is_none()
 }
 
 /// Returns true if a connection failed because the peer's host does not respond.

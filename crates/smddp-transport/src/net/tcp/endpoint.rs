@@ -8,18 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::address::{self, ACCEPTED, CLOSED, HELLO, Hello, Purpose, REJECTED, TcpAddress, parse};
+use super::address::TcpAddress;
 use super::dial::advice;
 use super::seal::Seal;
 use super::straggler_query;
 use crate::CloseOnFork;
 use crate::fork::{self, PerProcess};
+use crate::handshake::{ACCEPTED, CLOSED, Greeting, Listener, Purpose, REJECTED, Responder};
 use crate::lock;
+use crate::net::frame::CLASSES;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
 use crate::process::incoming::{IncomingHost, Stage};
 use crate::process::status::{StatusQuery, respond};
 use crate::process::{Doorbell, Endpoint, ProcessUid, random};
-use crate::token::{NONCE, Responder, Token};
+use crate::token::Token;
 use crate::warning::{info, warn};
 
 /// Rejected connection, and the reason.
@@ -53,7 +55,7 @@ pub(super) struct FrameConnection {
 #[derive(Default)]
 struct Classes {
     /// (peer rank, class) of every connection that was accepted or is no longer needed. Each is accepted at most once,
-    /// so that a repeated hello cannot replace a connection between two ranks.
+    /// so that a repeated greeting cannot replace a connection between two ranks.
     seen: HashSet<(usize, usize)>,
     /// Connections that the group has not taken yet.
     waiting: Vec<FrameConnection>,
@@ -206,7 +208,7 @@ struct RegisteredGroups {
     closed: AtomicBool,
 }
 
-/// Host of incoming TCP connections. Their hello has the rank and the purpose.
+/// Host of incoming TCP connections. Their greeting has the rank and the purpose.
 struct TcpHost {
     groups: Arc<RegisteredGroups>,
     doorbell: Doorbell,
@@ -214,19 +216,17 @@ struct TcpHost {
 }
 
 impl IncomingHost for TcpHost {
-    fn greeting_bytes(&self) -> usize {
-        HELLO + NONCE
+    fn first_stage(&self) -> Stage {
+        Stage::Handshake(Box::new(Responder::new(Listener::Groups)))
     }
 
-    fn is_greeting(&self, words: &[u8]) -> bool {
-        address::has_greeting_prefix(words)
-    }
-
-    fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
-        let hello = parse(words.first_chunk()?)?;
+    fn token(&self, greeting: &Greeting) -> Option<Arc<Token>> {
+        if matches!(greeting.purpose, Purpose::Frames(class) if class >= CLASSES) {
+            return None;
+        }
         let groups = lock(&self.groups.by_id);
         // A peer that addresses another rank has wrong addresses, and its messages must not reach this rank.
-        let group = groups.get(&hello.listener_id).filter(|group| group.me == hello.to)?;
+        let group = groups.get(&greeting.to.id).filter(|group| group.me == greeting.to.rank)?;
         lock(&group.token).clone()
     }
 
@@ -240,13 +240,13 @@ impl IncomingHost for TcpHost {
     fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
-        words: &[u8],
-        met: Option<&Responder>,
+        handshake: &Responder,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let keys = met.filter(|_| self.encrypts).map(Responder::keys);
-        let Hello { listener_id, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
+        let keys = handshake.keys().filter(|_| self.encrypts);
+        let Greeting { purpose, from, to, .. } = handshake.greeting()?;
+        let rank = from.rank;
         let stream = caller.map(TcpStream::from);
-        let pending = lock(&self.groups.by_id).get(&listener_id).and_then(|group| group.pending.upgrade());
+        let pending = lock(&self.groups.by_id).get(&to.id).and_then(|group| group.pending.upgrade());
         let Some(pending) = pending else {
             send_byte(&stream, CLOSED);
             return None;
@@ -270,6 +270,7 @@ impl IncomingHost for TcpHost {
                 Ok(())
             }
             Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS_PER_RANK * pending.size),
+            Purpose::Memory | Purpose::Export(_) | Purpose::Bootstrap => Ok(()),
         };
         if let Err((stream, reason)) = outcome {
             pending.reject(rank, &stream, reason);

@@ -1,23 +1,15 @@
-//! Fuzz targets for the TCP transport: hello decoding and straggler queries.
+//! Fuzz target for straggler queries.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::address::{self, HELLO, TcpAddress};
+use super::address::TcpAddress;
 use super::straggler_query::StragglerQuery;
 use crate::fuzzing::Script;
-use crate::fuzzing::feed::{credential, responder_reply};
-use crate::token::NONCE;
-
-pub(crate) fn hello(bytes: &[u8]) {
-    let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
-    if let Some(hello) = address::parse(bytes) {
-        assert!(address::has_greeting_prefix(bytes) && address::has_greeting_prefix(&bytes[..9]));
-        assert_eq!(hello.to_bytes(), *bytes);
-    }
-}
+use crate::fuzzing::feed::{credential, known_token, responder_reply};
+use crate::handshake::{ACCEPTED, GREETING_BYTES, Listener};
 
 /// Returns the listener at the address of all queried ranks.
 fn shared_listener() -> &'static TcpListener {
@@ -52,19 +44,15 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
             }
             _ => {
                 let Some(at) = script.below(6).checked_rem(streams.len()) else { continue };
-                const GREETING: usize = HELLO + NONCE;
-                let mut greeting = [0; GREETING];
-                match streams[at].read(&mut greeting) {
-                    Ok(GREETING) => {
-                        assert!(greeting.first_chunk().and_then(address::parse).is_some());
-                        // Most of them have the token.
-                        if script.below(4) > 0 {
-                            let _ = streams[at].write(&responder_reply(&greeting));
-                            let _ = streams[at].write(&[address::ACCEPTED]);
-                        }
+                let mut greeting = [0; GREETING_BYTES];
+                if matches!(streams[at].read(&mut greeting), Ok(GREETING_BYTES)) {
+                    let reply = responder_reply(Listener::Groups, &greeting, &known_token());
+                    let reply = reply.expect("a greeting");
+                    // Most of them have the token.
+                    if script.below(4) > 0 {
+                        let _ = streams[at].write(&reply);
+                        let _ = streams[at].write(&[ACCEPTED]);
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    _ => {}
                 }
                 let _ = streams[at].write(script.take(9));
                 if script.below(4) == 0 {
@@ -76,19 +64,4 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
     // Drop connections that were not accepted, so that the next input does not see them.
     drop(query);
     while listener.accept().is_ok() {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn corpus_hellos_match_the_protocol_version() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hello");
-        for file in std::fs::read_dir(folder).unwrap() {
-            let path = file.unwrap().path();
-            let bytes = std::fs::read(&path).unwrap();
-            assert!(address::parse(bytes.first_chunk().unwrap()).is_some(), "{}", path.display());
-        }
-    }
 }

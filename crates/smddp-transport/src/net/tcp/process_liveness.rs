@@ -6,9 +6,10 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::address::{CLOSED, Credential, Purpose, TcpAddress};
-use super::dial::{Dial, SILENT, is_closed, is_host_silent};
+use super::address::{Credential, Purpose, TcpAddress};
+use super::dial::{Dial, SILENT, is_host_silent};
 use super::sideband::Sideband;
+use crate::handshake::{CLOSED, is_closed};
 use crate::net::known_hosts;
 use crate::net::wire::{Broken, DRAIN_GRACE};
 
@@ -170,7 +171,7 @@ impl ProcessLiveness {
         for peer in 0..self.peers.len() {
             let PeerLiveness::Connected(connection) = &mut self.peers[peer] else { continue };
             let (event, connected, host_accepted) =
-                (connection.poll(), connection.0.connected(), connection.0.host_accepted());
+                (connection.poll(), connection.0.handshake.is_complete(), connection.0.handshake.has_sent());
             self.reachable |= host_accepted;
             let state = match event {
                 LivenessEvent::Alive => continue,
@@ -307,7 +308,7 @@ mod tests {
         let theirs = std::thread::scope(|scope| {
             let responder = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
             let connected = |w: &ProcessLiveness| match &w.peers[1] {
-                PeerLiveness::Connected(LivenessConnection(dial)) => dial.connected(),
+                PeerLiveness::Connected(LivenessConnection(dial)) => dial.handshake.is_complete(),
                 _ => false,
             };
             wait(&mut liveness, 1, now, connected);
@@ -327,7 +328,7 @@ mod tests {
             LivenessConnection::connect(&credential(0), (1, &address(&listener)), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
         assert!(matches!(connection.poll(), LivenessEvent::Ended(_)));
-        assert!(!connection.0.connected());
+        assert!(!connection.0.handshake.is_complete());
     }
 
     #[test]

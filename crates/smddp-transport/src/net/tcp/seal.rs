@@ -281,16 +281,22 @@ fn authentication_error() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::token::{Initiator, Responder, Token};
+    use crate::handshake::{HandshakeEnd, Initiator, Listener, Party, Purpose, Responder};
+    use crate::token::Token;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::Arc;
 
     fn keys() -> [Keys; 2] {
         let token = Arc::new(Token::random().unwrap());
-        let claim = Initiator::new(&token, b"smddp-tthe words").unwrap();
-        let (challenge, reply) = Responder::new(token, claim.greeting().to_vec()).unwrap();
-        [claim.keys(&reply), challenge.keys()]
+        let (from, to) = (Party::default(), Party::default());
+        let mut initiator = Initiator::new(&token, Purpose::Frames(0), from, to).unwrap();
+        let mut responder = Responder::new(Listener::Groups);
+        responder.input(initiator.output()).unwrap();
+        responder.answer(token).unwrap();
+        initiator.input(responder.output()).unwrap();
+        responder.input(initiator.output()).unwrap();
+        [initiator.keys(), responder.keys()].map(Option::unwrap)
     }
 
     fn ends() -> [Box<Seal>; 2] {

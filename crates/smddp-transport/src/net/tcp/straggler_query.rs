@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 
-use super::address::{Credential, Purpose, TcpAddress};
+use super::address::{Credential, TcpAddress};
 use super::dial::{Dial, is_host_silent, is_local_error};
 use super::seal::{Decryptor, Encryptor};
+use crate::handshake::Purpose;
 use crate::process::status::MAX_ACTIVITY_BYTES;
 use crate::token::Keys;
 
@@ -77,7 +78,7 @@ impl PendingQuery {
 
     /// Advances the query after its socket became ready. Returns the reply once it is complete.
     fn poll(&mut self) -> io::Result<Option<QueryReply>> {
-        if !self.dial.connected() {
+        if !self.dial.handshake.is_complete() {
             if !self.dial.advance()? {
                 return Ok(None);
             }
@@ -134,10 +135,10 @@ impl StragglerQuery {
             let waited = now.duration_since(query.started);
             match outcome {
                 // The number of operations that the rank has started remains unknown.
-                Ok(None) if query.dial.host_accepted() && waited >= REPLY_TIMEOUT => {
+                Ok(None) if query.dial.handshake.has_sent() && waited >= REPLY_TIMEOUT => {
                     results.push((query.peer, QueryResult::ProcessUnresponsive))
                 }
-                Ok(None) if query.dial.host_accepted() || waited < CONNECT_TIMEOUT => return true,
+                Ok(None) if query.dial.handshake.has_sent() || waited < CONNECT_TIMEOUT => return true,
                 Ok(None) => results.push((query.peer, QueryResult::HostSilent)),
                 Ok(Some(reply)) => results.push((query.peer, QueryResult::Replied(reply))),
                 Err(error) if is_host_silent(&error) => results.push((query.peer, QueryResult::HostSilent)),
@@ -244,8 +245,7 @@ mod tests {
         let now = Instant::now();
         let mut queries = StragglerQuery::new(credential(0), peers);
         let mut results = Vec::new();
-        let only_one =
-            |queries: &StragglerQuery| matches!(&queries.queries[..], [query] if query.dial.host_accepted());
+        let only_one = |queries: &StragglerQuery| matches!(&queries.queries[..], [query] if query.dial.handshake.has_sent());
         while !only_one(&queries) {
             results.extend(queries.poll(Duration::from_millis(20), now));
         }

@@ -4,12 +4,12 @@ use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use super::super::address::{ACCEPTED, CLOSED, Credential, HELLO, Purpose, REJECTED};
+use super::super::address::{Credential, Purpose};
 use super::super::connecting::{self, ConnectError, Connecting, LOCAL_ERROR_RETRY, RETRY_INTERVAL};
 use super::*;
 use crate::CloseOnFork;
 use crate::fuzzing::feed::{self, accept_peer, credential};
-use crate::token::{NONCE, Responder};
+use crate::handshake::{ACCEPTED, CLOSED, GREETING_BYTES, Listener, REJECTED};
 
 fn to(address: SocketAddr) -> Connecting {
     let address = TcpAddress { socket: address, listener_id: Default::default() };
@@ -131,10 +131,11 @@ fn peer_without_the_token_gets_no_frame() {
     let mut connecting = to(listener.local_addr().unwrap());
     let responder = std::thread::spawn(move || {
         let mut theirs = listener.accept().unwrap().0;
-        let mut greeting = vec![0; HELLO + NONCE];
+        let mut greeting = vec![0; GREETING_BYTES];
         theirs.read_exact(&mut greeting).unwrap();
         let other = Arc::new(Token::random().unwrap());
-        std::io::Write::write_all(&mut theirs, &Responder::new(other, greeting).unwrap().1).unwrap();
+        let reply = feed::responder_reply(Listener::Groups, &greeting, &other).unwrap();
+        std::io::Write::write_all(&mut theirs, &reply).unwrap();
         // It sends nothing more.
         assert_eq!(theirs.read(&mut [0; 1]).unwrap_or(0), 0);
     });

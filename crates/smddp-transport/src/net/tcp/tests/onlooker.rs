@@ -5,9 +5,10 @@ use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
 use super::*;
+use crate::handshake::{GREETING_BYTES, PROOF_BYTES};
 
-/// Size of the initiator's part of the handshake, in bytes: hello, nonce, proof.
-const HANDSHAKE: usize = 40 + 32 + 32;
+/// Bytes of the initiator in the handshake.
+const HANDSHAKE: usize = GREETING_BYTES + PROOF_BYTES;
 
 #[derive(Clone, Default)]
 struct Onlooker {

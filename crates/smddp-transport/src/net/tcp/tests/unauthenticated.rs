@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use super::super::address::{HELLO, Hello, Purpose};
+use super::super::address::Purpose;
 use super::*;
 use crate::fuzzing::feed::header;
-use crate::token::{Initiator, NONCE, PROOF, REPLY};
+use crate::handshake::{GREETING_BYTES, HandshakeEnd, PROOF_BYTES, REPLY_BYTES};
 
-/// Returns the hello of rank 0 to rank 1 at that listener.
-fn to_rank_1(address: &TcpAddress, purpose: Purpose) -> Hello {
-    Hello { listener_id: address.listener_id, from: 0, to: 1, purpose }
+/// Returns a greeting of rank 0 to rank `to` at that listener, under that token.
+fn greeting(address: &TcpAddress, token: &Arc<Token>, to: usize, purpose: Purpose) -> Vec<u8> {
+    feed::initiator(address, token, (0, to), purpose).output().to_vec()
 }
 
 /// Returns frames of an unauthenticated peer: abort, leave, data of the next operation, switch to another connection.
@@ -94,9 +94,9 @@ fn silent_connections_are_limited_and_do_not_block_others() {
     let mut pair = Pair::new();
     let address = pair.addresses[1].clone();
     let mut silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address.socket).unwrap()).collect();
-    // A hello without its last byte does not count.
-    let half = to_rank_1(&address, Purpose::Frames(0)).to_bytes();
-    let _ = silent[299].write_all(&half[..39]);
+    // A greeting without its last byte does not count.
+    let half = greeting(&address, &pair.token, 1, Purpose::Frames(0));
+    let _ = silent[299].write_all(&half[..GREETING_BYTES - 1]);
     pair.check_exchanges();
     assert!(is_closed_by_peer(&silent[0]), "the oldest of 300 silent connections is kept");
     pair.check_exchanges();
@@ -120,12 +120,10 @@ fn unauthenticated_data_does_not_reach_the_group() {
     // The rank itself has its connection for collectives, so the recorded handshake does not take its place.
     let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch];
     for (_, frame) in frames(pair.seq) {
-        // Frames alone, and frames after a valid hello: neither proves anything.
-        let (class, later) = (frame.len() % 2, frame.clone());
-        for bytes in [
-            frame,
-            [&to_rank_1(&address, Purpose::Frames(class)).to_bytes()[..], &[0; NONCE], &later].concat(),
-        ] {
+        // Frames alone, and frames after a valid greeting: neither proves anything.
+        let class = Purpose::Frames(frame.len() % 2);
+        let later = [greeting(&address, &pair.token, 1, class), frame.clone()].concat();
+        for bytes in [frame, later] {
             let stream = TcpStream::connect(address.socket).unwrap();
             (&stream).write_all(&bytes).unwrap();
             // The listener may close the connection earlier.
@@ -138,24 +136,27 @@ fn unauthenticated_data_does_not_reach_the_group() {
         // Replay of a recorded handshake, to the same listener and to another one.
         let (recorded, sent) = feed::authenticate(&address, &pair.token, (0, 1), purpose);
         drop(recorded);
-        assert_eq!(sent.len(), HELLO + NONCE + PROOF);
+        assert_eq!(sent.len(), GREETING_BYTES + PROOF_BYTES);
         assert_eq!(
             replies_to(&address, &sent).len(),
-            REPLY,
+            REPLY_BYTES,
             "{purpose:?}: it received more than the listener's reply"
         );
-        assert_eq!(replies_to(&pair.addresses[0], &sent).len(), REPLY);
+        assert_eq!(replies_to(&pair.addresses[0], &sent).len(), REPLY_BYTES);
         // Another token, and the group's token with another listener id or rank.
-        let initiator =
-            Initiator::new(&feed::known_token(), &to_rank_1(&address, purpose).to_bytes()).unwrap();
-        assert_eq!(replies_to(&address, &[initiator.greeting(), &[9; PROOF]].concat()).len(), REPLY);
-        let unknown = Hello { listener_id: [9; 16], ..to_rank_1(&address, purpose) };
-        let unknown = Initiator::new(&pair.token, &unknown.to_bytes()).unwrap();
-        assert_eq!(replies_to(&address, unknown.greeting()).len(), 0, "unknown listener id");
+        let other_token = greeting(&address, &feed::known_token(), 1, purpose);
+        assert_eq!(replies_to(&address, &[&other_token[..], &[9; PROOF_BYTES]].concat()).len(), REPLY_BYTES);
+        let unknown = TcpAddress { listener_id: [9; 16], ..address.clone() };
+        let unknown = greeting(&unknown, &pair.token, 1, purpose);
+        assert_eq!(replies_to(&address, &unknown).len(), 0, "unknown listener id");
         for to in [0, 2, u32::MAX as usize] {
-            let other = Hello { to, ..to_rank_1(&address, purpose) };
-            let other = Initiator::new(&pair.token, &other.to_bytes()).unwrap();
-            assert_eq!(replies_to(&address, other.greeting()).len(), 0, "rank 1 replies for rank {to}");
+            let other = greeting(&address, &pair.token, to, purpose);
+            assert_eq!(replies_to(&address, &other).len(), 0, "rank 1 replies for rank {to}");
+        }
+        // A class that does not exist, and a purpose of another listener.
+        for other in [Purpose::Frames(2), Purpose::Frames(usize::MAX), Purpose::Memory, Purpose::Bootstrap] {
+            let other = greeting(&address, &pair.token, 1, other);
+            assert_eq!(replies_to(&address, &other).len(), 0, "a reply for another purpose");
         }
     }
     // The rank itself is neither locked out nor counted as connected.
@@ -167,16 +168,16 @@ fn many_unauthenticated_connections_do_not_affect_the_group() {
     let mut pair = Pair::new();
     pair.check_exchanges();
     let address = pair.addresses[1].clone();
-    let half = [&to_rank_1(&address, Purpose::Watch).to_bytes()[..], &[1; NONCE]].concat();
+    let half = greeting(&address, &pair.token, 1, Purpose::Watch);
     let connections: Vec<TcpStream> = (0..500)
         .map(|index| {
             let mut stream = TcpStream::connect(address.socket).unwrap();
-            // Silent, garbage, an incomplete hello, a hello without a proof, and a hello byte by byte.
+            // Silent, garbage, an incomplete greeting, a greeting without a proof, and a greeting byte by byte.
             let bytes: &[u8] = match index % 5 {
                 0 => &[],
                 1 => &[0xa5; 4000],
                 2 => &half[..30],
-                3 => &half,
+                3 => &half[..],
                 _ => &half[..1],
             };
             let _ = stream.write_all(bytes);
