@@ -29,8 +29,8 @@ pub use rank_info::{RankInfo, RankInfoError, host_name};
 pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
 
-/// Locks `mutex` even after a panic: no state that a panic leaves under these locks is worse than a failure here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex and ignores poisoning: a panic leaves the data that these mutexes guard valid.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

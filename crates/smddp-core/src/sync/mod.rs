@@ -9,7 +9,4 @@ pub(crate) mod job_gate;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering, fence};
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Locks a mutex and ignores poisoning: a panic leaves the data that these mutexes guard valid.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use smddp_transport::lock;
