@@ -1,12 +1,12 @@
 //! `Arrays`: calls of a group on arrays, without torch.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use smddp_core::duration as seconds;
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp, Stream};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp, Stream, lock};
 
 use crate::arguments::{
     counts_of, dst_of, pair_of_counts_of, root_of, src_of, stream_of, tag_of, timeout_of,
@@ -123,7 +123,7 @@ impl Arrays {
     /// Sent messages and their bytes: {receiver: (messages, bytes)}.
     #[getter]
     fn sent(&self) -> BTreeMap<usize, (u64, u64)> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.sent).clone()
     }
 
     #[pyo3(signature = (array, op=None, *, out=None, async_op=false, timeout=None, stream=None))]
@@ -348,7 +348,7 @@ impl Arrays {
             || unsafe { self.comm.send(address as *const u8, count, dtype, dst, tag, options) };
         let work = work_or_wait(py, async_op, py.detach(start))?;
         if dst != self.comm.rank() {
-            let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sent = lock(&self.sent);
             let counts = sent.entry(dst).or_default();
             *counts = (counts.0 + 1, counts.1 + (count * dtype.size()) as u64);
         }

@@ -1,13 +1,13 @@
 //! `BoundCall`: a collective that is repeated on the same tensors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use smddp_core::{Call, Collective, Communicator, DType, Options, RedOp, Work};
+use smddp_core::{Call, Collective, Communicator, DType, Options, RedOp, Work, lock};
 
 use crate::blocks::{BlockArgument, parse};
 use crate::comm::{Comm, Sendable, Wait, collective_of, dtype_of, redop_of};
@@ -94,7 +94,7 @@ impl BoundCall {
     }
 
     fn begun(&self) -> MutexGuard<'_, Option<Work>> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.begun)
     }
 }
 

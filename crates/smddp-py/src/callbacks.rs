@@ -10,8 +10,8 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use smddp_core::PerProcess;
 use smddp_core::log::{self, Level};
+use smddp_core::{PerProcess, lock};
 
 #[derive(Default)]
 struct Queue {
@@ -25,7 +25,7 @@ static CALLBACKS: PerProcess<(Mutex<Queue>, Condvar)> = PerProcess::new();
 
 fn queue() -> (MutexGuard<'static, Queue>, &'static Condvar) {
     let (queue, changed) = CALLBACKS.get();
-    (queue.lock().unwrap_or_else(PoisonError::into_inner), changed)
+    (lock(queue), changed)
 }
 
 /// Starts the thread if it does not run. Returns false if callbacks do not run, since the interpreter exits or the process

@@ -1,11 +1,11 @@
 //! The core's log: lines written by Python, and a reader of all lines.
 
+use std::sync::Mutex;
 use std::sync::mpsc::Receiver;
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use smddp_core::{Config, log};
+use smddp_core::{Config, lock, log};
 
 /// Logs one line, at level WARN or INFO.
 #[pyfunction]
@@ -49,7 +49,7 @@ impl LogReader {
     /// Returns level, seconds since 1970 and text of the next line; `None` after `close` when all lines are read. Releases the
     /// GIL.
     fn next(&self, py: Python<'_>) -> Option<(String, f64, String)> {
-        let lines = || self.0.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+        let lines = || lock(&self.0).recv().ok();
         py.detach(lines).map(|line| (format!("{:?}", line.level).to_uppercase(), line.time, line.text))
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use smddp_core::{Communicator, Pending, PerProcess, Store, after, interrupted};
+use smddp_core::{Communicator, Pending, PerProcess, Store, after, host_name, interrupted, lock};
 
 use crate::error::{Error, Result};
 use crate::launch::{LaunchEnvironment, RendezvousAddress};
@@ -49,7 +49,7 @@ pub fn join(
         return Ok(JoinedWorld { comm: pending.connect(&[own])?, traffic: 0 });
     }
     let rendezvous = Rendezvous::open(launch, store, deadline)?;
-    let me = format!("pid {} on host {}", std::process::id(), host());
+    let me = format!("pid {} on host {}", std::process::id(), host_name());
     if let Some(first) = rendezvous.values.wait(&left_key(rank), Instant::now())?
         && !first.is_empty()
     {
@@ -83,7 +83,7 @@ struct Process {
 static PROCESS: PerProcess<Mutex<Process>> = PerProcess::new();
 
 fn process() -> MutexGuard<'static, Process> {
-    PROCESS.get().lock().unwrap_or_else(PoisonError::into_inner)
+    lock(PROCESS.get())
 }
 
 /// A connection to the rendezvous store, which rank 0 may serve.
@@ -190,7 +190,7 @@ pub struct StoreClient {
 
 impl StoreClient {
     fn client(&self) -> MutexGuard<'_, Client> {
-        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.client)
     }
 
     fn key(&self, key: &str) -> String {
@@ -320,11 +320,6 @@ fn remedy() -> String {
     )
 }
 
-/// Returns the name of this host.
-fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 /// Returns the socket address of this process's server for the rendezvous address `at`. Starts the server on the first call.
 fn server_address(at: &str, address: &RendezvousAddress, launch: &LaunchEnvironment) -> Result<SocketAddr> {
     let mut process = process();
@@ -393,7 +388,7 @@ mod tests {
 
     #[test]
     fn contradicting_ranks_are_reported_immediately_and_equally_on_all_ranks() {
-        let host = format!("pid {} on host {}", std::process::id(), host());
+        let host = format!("pid {} on host {}", std::process::id(), host_name());
         let twice = format!("two processes claim rank 1 of group 'test': {host} and {host}");
         // Ranks with their world sizes, and the error of each of them.
         for (ranks, expected) in [

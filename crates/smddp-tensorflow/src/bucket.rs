@@ -1,9 +1,9 @@
 //! Pooled bucket memory with TensorFlow's alignment, reused from step to step.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use smddp_core::PerProcess;
+use smddp_core::{PerProcess, lock};
 
 /// Alignment of TensorFlow's tensors (Eigen's maximum). TensorFlow copies memory with smaller alignment.
 pub(crate) const ALIGN: usize = 64;
@@ -35,7 +35,7 @@ impl Bucket {
     pub(crate) fn of(bytes: usize) -> Arc<Self> {
         // Rounding up lets steps with slightly different sizes reuse buckets.
         let bytes = bytes.max(1).next_multiple_of(if bytes > 1 << 16 { 1 << 12 } else { ALIGN });
-        let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(POOL.get());
         let fits = |bucket: &Self| bucket.bytes >= bytes && bucket.bytes <= bytes + bytes / 4;
         let found = pool.free.iter().rposition(fits).map(|at| pool.free.swap_remove(at));
         let found = match found {
@@ -76,7 +76,7 @@ fn layout(bytes: usize) -> Layout {
 
 impl Drop for Bucket {
     fn drop(&mut self) {
-        let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(POOL.get());
         pool.used = pool.used.saturating_sub(self.bytes);
         if pool.used + pool.free_bytes + self.bytes <= pool.peak {
             pool.free_bytes += self.bytes;

@@ -1,10 +1,10 @@
 //! The ops: definitions and kernels.
 
 use std::ffi::{CStr, CString};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, PerProcess, RedOp};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, PerProcess, RedOp, lock};
 
 use crate::bucket::Bucket;
 use crate::group::group;
@@ -81,7 +81,7 @@ pub fn register() -> Result<(), String> {
     // A forked child inherits TensorFlow's registry, but not the thread that holds the parent's lock.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     static REGISTERING: PerProcess<Mutex<()>> = PerProcess::new();
-    let _registering = REGISTERING.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let _registering = lock(REGISTERING.get());
     if REGISTERED.load(Ordering::Acquire) {
         return Ok(());
     }

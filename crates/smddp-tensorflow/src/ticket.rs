@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use smddp_core::{PerProcess, Work};
+use smddp_core::{PerProcess, Work, lock};
 
 use crate::bucket::Bucket;
 use crate::pack::PackedRange;
@@ -21,16 +21,16 @@ static PENDING: PerProcess<Mutex<HashMap<i64, PendingOp>>> = PerProcess::new();
 
 pub(crate) fn issue(pending: PendingOp) -> i64 {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    PENDING.get().lock().unwrap_or_else(PoisonError::into_inner).insert(number, pending);
+    lock(PENDING.get()).insert(number, pending);
     number
 }
 
 pub(crate) fn redeem(number: i64) -> Option<PendingOp> {
-    PENDING.get().lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
+    lock(PENDING.get()).remove(&number)
 }
 
 /// Drops all handles. The calls continue, and `SmddpWait` fails for them.
 pub(crate) fn discard_all() {
-    let discarded = std::mem::take(&mut *PENDING.get().lock().unwrap_or_else(PoisonError::into_inner));
+    let discarded = std::mem::take(&mut *lock(PENDING.get()));
     drop(discarded);
 }

@@ -4,10 +4,10 @@ mod exchange;
 mod stream;
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Work};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Work, lock};
 
 use crate::buffers::Buffer;
 use crate::error::Result;
@@ -362,7 +362,7 @@ impl Memory {
     }
 
     fn address(&self, side: usize) -> *mut u8 {
-        self.sides[side].lock().unwrap_or_else(PoisonError::into_inner).bytes().as_mut_ptr()
+        lock(&self.sides[side]).bytes().as_mut_ptr()
     }
 }
 

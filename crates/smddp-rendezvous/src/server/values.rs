@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rustix::event::{EventfdFlags, eventfd};
-use smddp_core::system_call_error;
+use smddp_core::{lock, system_call_error};
 
 use crate::protocol::{MAX_KEY, MAX_VALUE};
 
@@ -63,7 +63,7 @@ impl Shared {
 
     /// Locks the table. No code panics with the lock held, so the table is consistent even if the lock is poisoned.
     pub(super) fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Value>>> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.values)
     }
 
     pub(super) fn expect(&self, ranks: usize) {
