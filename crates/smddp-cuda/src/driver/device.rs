@@ -50,6 +50,10 @@ impl Cuda {
     ///
     /// The ordinal counts as in torch, in the order of CUDA_VISIBLE_DEVICES. The device retains the context, and the
     /// call creates it if necessary.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an ordinal that does not exist, or a device without unified addressing. [`Error::Driver`]
+    /// if a driver call fails.
     pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<Device>> {
         if !(0..self.count()).contains(&ordinal) {
             return Err(Error::Invalid(format!(
@@ -225,6 +229,7 @@ impl Device {
         self.ordinal
     }
 
+    /// Returns the UUID of the device.
     pub fn uuid(&self) -> Uuid {
         self.uuid
     }
@@ -253,12 +258,18 @@ impl Device {
     /// Loads the reduction kernels, which otherwise happens at the first reduction and waits for the device.
     ///
     /// Call it while no stream waits for a word.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn prepare(&self) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         self.kernels.prepare(&self.cuda)
     }
 
     /// Creates a non-blocking stream (no synchronization with the legacy default stream) of the highest priority.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn create_stream(&self) -> Result<Stream> {
         if let Some(stream) = self.free_streams().pop() {
             return Ok(stream);
@@ -279,6 +290,9 @@ impl Device {
     }
 
     /// Creates an event without timing.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn create_event(&self) -> Result<Event> {
         let _current = self.context.enter_relaxed()?;
         let mut event = 0;
@@ -287,6 +301,7 @@ impl Device {
         Ok(Event(event))
     }
 
+    /// Destroys an event that the caller does not use again.
     pub fn destroy_event(&self, event: Event) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: the caller's event, which it does not use again.
@@ -294,12 +309,20 @@ impl Device {
         }
     }
 
+    /// Records the position of `event` in the order of `stream`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: the driver rejects invalid handles.
         unsafe { self.driver().event_record(event.0, stream.0) }
     }
 
+    /// Enqueues a wait of `stream` for the last recorded position of `event`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: as in `record`.
@@ -307,6 +330,9 @@ impl Device {
     }
 
     /// Returns true if the stream completed the last recorded work of the event.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn passed(&self, event: Event) -> Result<bool> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
@@ -317,6 +343,9 @@ impl Device {
     }
 
     /// Returns true if a graph capture of the stream is active.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn capturing(&self, stream: Stream) -> Result<bool> {
         let _current = self.context.enter()?;
         let mut status = CAPTURE_STATUS_NONE;
@@ -330,6 +359,9 @@ impl Device {
     }
 
     /// Blocks the calling thread until the stream is empty. For tests and shutdown.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
@@ -337,6 +369,10 @@ impl Device {
     }
 
     /// Enqueues waits for all given words, in as few driver calls as possible.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the device lacks such operations ([`Self::mem_ops_error`]). [`Error::Driver`] if the driver
+    /// rejects the call.
     pub unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
         if waits.is_empty() {
             return Ok(());
@@ -353,6 +389,10 @@ impl Device {
     }
 
     /// Enqueues a write, all waits and a second write, in this order, as by `write_word` and `wait_words`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the device lacks such operations ([`Self::mem_ops_error`]). [`Error::Driver`] if the driver
+    /// rejects the call.
     pub unsafe fn write_and_wait_words(
         &self,
         stream: Stream,
@@ -402,6 +442,10 @@ impl Device {
     }
 
     /// Enqueues a write of a 64-bit word. All earlier work of the stream is visible system-wide before the write.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the device lacks such operations ([`Self::mem_ops_error`]). [`Error::Driver`] if the driver
+    /// rejects the call.
     pub unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
         let words = self.words()?;
         let _current = self.context.enter()?;
@@ -413,6 +457,9 @@ impl Device {
     /// Enqueues copies, which may complete in any order.
     ///
     /// Several copies form one batch, which prefers the copy engines, if the driver supports batches.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
         // The driver rejects a batch that contains an empty copy.
@@ -437,6 +484,9 @@ impl Device {
     }
 
     /// Enqueues copies of memory that kernels of this device can access: by one kernel launch where that is faster.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         for chunk in copies.chunks(kernels::MAX_COPIES) {
             // SAFETY: the caller's contract.
@@ -451,6 +501,9 @@ impl Device {
     }
 
     /// Enqueues a conversion of 32-bit floats to a format and back; see [`kernels::round`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an unsupported request; [`Error::Driver`] if a driver call fails.
     pub unsafe fn round(
         &self,
         stream: Stream,
@@ -462,6 +515,10 @@ impl Device {
         unsafe { self.launch(stream, kernels::round(rounding, addresses, count, self.max_blocks())?) }
     }
 
+    /// Enqueues a reduction by one kernel launch.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an unsupported request; [`Error::Driver`] if a driver call fails.
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.launch(stream, kernels::launch(reduction, self.max_blocks())?) }
@@ -484,6 +541,9 @@ impl Device {
     }
 
     /// Allocates device memory of kind `Kind::Legacy`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn allocate(&self, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;
@@ -504,6 +564,9 @@ impl Device {
     }
 
     /// Allocates page-aligned host memory that the device accesses at the same address.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let _current = self.context.enter_relaxed()?;
         let mut memory = std::ptr::null_mut();
@@ -522,6 +585,9 @@ impl Device {
     }
 
     /// Registers page-aligned memory of this process with the device. Returns its device address.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let memory: *mut c_void = memory.cast();
@@ -569,12 +635,19 @@ impl Device {
         current.is_ok() && self.cuda.owner(address) == Some(self.ordinal)
     }
 
+    /// Exports a region to other processes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for memory that cannot be exported; [`Error::Driver`] if a driver call fails.
     pub fn export(&self, region: &Region) -> Result<Export> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.export(region)
     }
 
     /// Maps a region of `bytes` bytes that another process exported.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if a driver call fails.
     pub fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.import(self.device, &import, bytes)

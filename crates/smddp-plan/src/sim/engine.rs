@@ -18,6 +18,7 @@ pub(super) const FLOAT: usize = 4;
 /// Binding of the programs to sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
+    /// Bytes of each block.
     pub blocks: Blocks,
     /// Bytes of a block that move as one piece.
     pub segment: u64,
@@ -32,23 +33,30 @@ pub struct Load {
 /// Activity that a bar of a drawing shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Into the network, out of it.
+    /// Into the network.
     Send,
+    /// Out of the network.
     Receive,
-    /// To the ranks of the node, from them.
+    /// To the ranks of the node.
     Write,
+    /// From the ranks of the node.
     Read,
 }
 
 /// A message at a port of a watched rank, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bar {
+    /// Rank of the port.
     pub rank: usize,
     /// The peer; for a write, its first reader.
     pub peer: usize,
+    /// Direction of the message.
     pub side: Side,
+    /// Start of the transfer, in seconds from the start of the simulation.
     pub begin: f64,
+    /// End of the transfer, in seconds from the start of the simulation.
     pub end: f64,
+    /// Size of the message in bytes.
     pub bytes: u64,
 }
 
@@ -57,14 +65,17 @@ pub struct Bar {
 pub struct Outcome {
     /// Seconds until the last rank has finished.
     pub seconds: f64,
-    /// Bytes that each node sent into the network, and received from it.
+    /// Bytes that each node sent into the network.
     pub out_bytes: Vec<u64>,
+    /// Bytes that each node received from the network.
     pub in_bytes: Vec<u64>,
-    /// Messages in the network, and inside nodes (a write for all readers is one message).
+    /// Messages between nodes.
     pub network_messages: u64,
+    /// Messages inside nodes. A write for all readers is one message.
     pub local_messages: u64,
     /// Waits of the critical path, in the order of time.
     pub path: Vec<PathStep>,
+    /// Port occupation of the watched ranks.
     pub bars: Vec<Bar>,
 }
 
@@ -72,7 +83,9 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deadlock: {pipelines} pipelines cannot finish, the first at rank {rank}, step {step}")]
 pub struct Deadlock {
+    /// Number of pipelines that cannot finish.
     pub pipelines: usize,
+    /// Rank of the first of them.
     pub rank: usize,
     /// Index in the trace of the pipeline.
     pub step: usize,
