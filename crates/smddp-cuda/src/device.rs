@@ -18,15 +18,20 @@ pub struct Event(pub u64);
 /// One copy; source and destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
+    /// Destination.
     pub to: Address,
+    /// Source.
     pub from: Address,
+    /// Number of bytes.
     pub bytes: usize,
 }
 
 /// A stream-ordered wait: the stream continues once the word at `word` has [`reached`] `value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
+    /// Address of the 64-bit word.
     pub word: Address,
+    /// Value that releases the wait.
     pub value: u64,
 }
 
@@ -40,13 +45,17 @@ pub const fn reached(found: u64, value: u64) -> bool {
 /// The allocation that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
+    /// First address.
     pub base: Address,
+    /// Size in bytes.
     pub bytes: usize,
     /// Changes when another allocation takes the same address.
     pub generation: u64,
+    /// Kind of the memory, which determines its export.
     pub kind: Kind,
 }
 
+/// Kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Device memory with a 64-byte IPC handle (`cudaMalloc`).
@@ -62,6 +71,7 @@ pub enum Kind {
 /// Handle that gives another process access to a region.
 #[derive(Debug)]
 pub enum Export {
+    /// Handle of [`Kind::Legacy`] memory.
     Legacy([u8; 64]),
     /// Passed to the peer with `SCM_RIGHTS`.
     Descriptor(OwnedFd),
@@ -70,14 +80,18 @@ pub enum Export {
 /// The handle of an [`Export`], borrowed at the importing process.
 #[derive(Debug)]
 pub enum Import<'a> {
+    /// Handle of [`Kind::Legacy`] memory.
     Legacy(&'a [u8; 64]),
+    /// Handle of [`Kind::Mapped`] memory.
     Descriptor(&'a OwnedFd),
 }
 
 /// A region of another process, mapped into this process; unmapped by [`Device::close`](crate::Device::close).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imported {
+    /// First address in this process.
     pub base: Address,
+    /// Size in bytes.
     pub bytes: usize,
     /// Set for an import from a file descriptor.
     pub mapped: bool,
@@ -87,24 +101,40 @@ pub struct Imported {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Element {
+    /// 32-bit float.
     F32 = 0,
+    /// 64-bit float.
     F64 = 1,
+    /// 16-bit float (IEEE 754 binary16).
     F16 = 2,
+    /// 16-bit float with the exponent of an f32 (bfloat16).
     BF16 = 3,
+    /// 8-bit signed integer.
     I8 = 4,
+    /// 16-bit signed integer.
     I16 = 5,
+    /// 32-bit signed integer.
     I32 = 6,
+    /// 64-bit signed integer.
     I64 = 7,
+    /// 8-bit unsigned integer.
     U8 = 8,
+    /// 16-bit unsigned integer.
     U16 = 9,
+    /// 32-bit unsigned integer.
     U32 = 10,
+    /// 64-bit unsigned integer.
     U64 = 11,
+    /// Boolean of one byte, 0 or 1.
     Bool = 12,
+    /// Complex number of two 32-bit floats.
     C64 = 13,
+    /// Complex number of two 64-bit floats.
     C128 = 14,
 }
 
 impl Element {
+    /// All element types, in the order of their numbers.
     pub const ALL: [Element; 15] = [
         Element::F32,
         Element::F64,
@@ -139,16 +169,24 @@ impl Element {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Fold {
+    /// Sum.
     Sum = 0,
+    /// Product.
     Prod = 1,
+    /// Minimum.
     Min = 2,
+    /// Maximum.
     Max = 3,
+    /// Bitwise and.
     Band = 4,
+    /// Bitwise or.
     Bor = 5,
+    /// Bitwise exclusive or.
     Bxor = 6,
 }
 
 impl Fold {
+    /// All operators, in the order of their numbers.
     pub const ALL: [Fold; 7] =
         [Fold::Sum, Fold::Prod, Fold::Min, Fold::Max, Fold::Band, Fold::Bor, Fold::Bxor];
 }
@@ -156,7 +194,9 @@ impl Fold {
 /// Target format of rounded 32-bit floats; see `smddp_plan::Format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
+    /// bfloat16.
     Bf16,
+    /// IEEE 754 binary16.
     F16,
     /// Integers times one scale for each 256 elements.
     Int8,
@@ -172,12 +212,15 @@ pub const MAX_SOURCES: usize = 16;
 /// multiplied in f64; the result saturates and truncates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reduction {
+    /// Type of all elements.
     pub element: Element,
+    /// Operator.
     pub fold: Fold,
     /// One to [`MAX_SOURCES`] arrays of `count` elements.
     pub sources: Vec<Address>,
     /// May equal one of the sources; must not overlap them otherwise.
     pub to: Address,
+    /// Number of elements of each array.
     pub count: usize,
     /// Divides by this number before rounding (an average). Sums only.
     pub divide: Option<u32>,
@@ -193,10 +236,20 @@ pub enum Error {
     Absent(String),
     /// A driver call failed.
     #[error("{call} failed: {name} ({code}){advice}", advice = if .advice.is_empty() { String::new() } else { format!("; {}", .advice) })]
-    Driver { call: &'static str, code: i32, name: String, advice: String },
+    Driver {
+        /// Name of the driver's function.
+        call: &'static str,
+        /// Error code (`CUresult`).
+        code: i32,
+        /// Name of the error code.
+        name: String,
+        /// Remedy; empty if there is none.
+        advice: String,
+    },
     /// The request is invalid or unsupported.
     #[error("{0}")]
     Invalid(String),
 }
 
+/// Result of a device operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -9,6 +9,7 @@ use std::fmt;
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
+/// Format of 32-bit floats between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// The upper 16 bits of an f32, rounded.
@@ -23,6 +24,7 @@ pub enum Format {
 pub const GROUP: usize = 256;
 
 impl Format {
+    /// All formats.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::Int8];
 
     /// Returns the name used in settings and logs.
@@ -65,6 +67,7 @@ const COLLECTIVES: [(Collective, &str); 3] = [
 ];
 
 impl Formats {
+    /// Returns the format for a collective. `None` sends elements unchanged.
     pub fn of(&self, collective: Collective) -> Option<Format> {
         let row = COLLECTIVES.iter().position(|(known, _)| *known == collective)?;
         self.0[row]

@@ -4,18 +4,28 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Collective {
+    /// Every rank receives the inputs of all ranks.
     AllGather = 0,
+    /// Every rank receives one block of the combined inputs.
     ReduceScatter = 1,
+    /// Every rank receives the combined inputs.
     AllReduce = 2,
+    /// Every rank receives the buffer of the root.
     Broadcast = 3,
+    /// The root receives the combined inputs.
     Reduce = 4,
+    /// The root receives the inputs of all ranks.
     Gather = 5,
+    /// Every rank receives one block of the root's buffer.
     Scatter = 6,
+    /// Every rank sends one block to each rank.
     AllToAll = 7,
+    /// No rank leaves before all ranks have entered.
     Barrier = 8,
 }
 
 impl Collective {
+    /// All collectives, in the order of their numbers.
     pub const ALL: [Self; 9] = [
         Self::AllGather,
         Self::ReduceScatter,
@@ -61,8 +71,11 @@ impl Collective {
 /// forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
+    /// Collective of the call.
     pub collective: Collective,
+    /// Rank whose program is requested.
     pub rank: usize,
+    /// Number of ranks.
     pub size: usize,
     /// Root of broadcast, reduce, gather, scatter; 0 otherwise.
     pub root: usize,
@@ -72,9 +85,12 @@ pub struct PlanRequest {
     pub canonical: bool,
 }
 
+/// Buffer of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
+    /// Input of the caller.
     In,
+    /// Output of the caller.
     Out,
     /// Temporary memory of the operation with [`Program::scratch_blocks`] blocks. Block `b` of Scratch has
     /// the size of block `b % N` of the collective. In all_to_all all blocks are equal when Scratch is used.
@@ -84,21 +100,28 @@ pub enum Buffer {
 /// Consecutive blocks of one buffer. `blocks == 0` is a token: one message without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
+    /// Buffer that contains the blocks.
     pub buffer: Buffer,
+    /// Number of the first block.
     pub block: usize,
+    /// Number of blocks.
     pub blocks: usize,
 }
 
 impl Span {
+    /// Returns a span of `blocks` blocks from `block` on.
     pub const fn new(buffer: Buffer, block: usize, blocks: usize) -> Self {
         Self { buffer, block, blocks }
     }
+    /// Returns one block of In.
     pub const fn input(block: usize) -> Self {
         Self::new(Buffer::In, block, 1)
     }
+    /// Returns one block of Out.
     pub const fn output(block: usize) -> Self {
         Self::new(Buffer::Out, block, 1)
     }
+    /// Returns one block of Scratch.
     pub const fn scratch(block: usize) -> Self {
         Self::new(Buffer::Scratch, block, 1)
     }
@@ -109,6 +132,7 @@ impl Span {
 /// Message that a step reads: the next message on `channel` of `rank`, and the blocks to take from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
+    /// Rank that writes the message.
     pub rank: usize,
     /// Index among the channels of the writer.
     pub channel: usize,
@@ -150,25 +174,52 @@ pub enum Association {
 pub enum Step {
     /// Writes `source` into the next cell of `channel` and publishes it. `tee` also stores it in Out, with a
     /// single read of the source.
-    Send { channel: usize, source: Span, tee: Option<Span> },
+    Send {
+        /// Index among the channels of this rank.
+        channel: usize,
+        /// Local blocks to send.
+        source: Span,
+        /// Second destination of the blocks.
+        tee: Option<Span>,
+    },
     /// Copies blocks of a message to `to`. `forward` also writes these blocks into the next cell of that
     /// channel, with a single read of the message.
-    Receive { from: Source, to: Span, forward: Option<usize> },
+    Receive {
+        /// Message to read.
+        from: Source,
+        /// Destination of the blocks.
+        to: Span,
+        /// Index of the channel that also gets the blocks.
+        forward: Option<usize>,
+    },
     /// Reduces the messages `from` and, at position `own.0` of the inputs, the local span `own.1` in one
     /// pass. The result goes to `to`, into the next cell of `send`, or to both. Inputs are in rank order
     /// unless the algorithm requires another order. `finish` marks a result with the contributions of all
     /// ranks; avg divides at this step.
     Reduce {
+        /// Messages to reduce.
         from: Vec<Source>,
+        /// Position among the inputs and span of the local input.
         own: Option<(usize, Span)>,
+        /// Local destination of the result.
         to: Option<Span>,
+        /// Index of the channel that gets the result.
         send: Option<usize>,
+        /// True if the result has the contributions of all ranks.
         finish: bool,
+        /// Order in which inputs are combined.
         association: Association,
     },
     /// Copies between local buffers. The executor skips it if both spans are the same memory. `finish` is as
     /// in `Reduce`: a group of one rank divides by one here.
-    Copy { source: Span, to: Span, finish: bool },
+    Copy {
+        /// Blocks to copy.
+        source: Span,
+        /// Destination of the blocks.
+        to: Span,
+        /// True if the result has the contributions of all ranks.
+        finish: bool,
+    },
 }
 
 impl Step {
@@ -201,7 +252,9 @@ impl Step {
 /// A step, and its delay behind the loop of the pipeline in segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Timed {
+    /// Delay in segments.
     pub lag: usize,
+    /// The step.
     pub step: Step,
 }
 
@@ -226,11 +279,14 @@ pub struct Channel {
 pub struct Program {
     /// Channels that this rank writes.
     pub channels: Vec<Channel>,
+    /// Pipelines, which run concurrently.
     pub pipelines: Vec<Pipeline>,
+    /// Number of Scratch blocks.
     pub scratch_blocks: usize,
 }
 
 impl Program {
+    /// Returns a program of one pipeline without Scratch blocks.
     pub fn single_pipeline(channels: Vec<Channel>, pipeline: Pipeline) -> Self {
         Self { channels, pipelines: vec![pipeline], scratch_blocks: 0 }
     }

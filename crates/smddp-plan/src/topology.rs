@@ -43,14 +43,17 @@ impl Topology {
         Self { node, local, ranks }
     }
 
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.node.len()
     }
 
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> usize {
         self.ranks.len()
     }
 
+    /// Returns the node of a rank.
     pub fn node_of(&self, rank: usize) -> usize {
         self.node[rank]
     }
@@ -71,6 +74,7 @@ impl Topology {
         ranks[local % ranks.len()]
     }
 
+    /// Returns true if two ranks are on the same node.
     pub fn share_node(&self, a: usize, b: usize) -> bool {
         self.node[a] == self.node[b]
     }

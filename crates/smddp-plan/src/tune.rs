@@ -23,7 +23,9 @@ use crate::names::nearest;
 /// One entry: sizes `from..to` of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// Collective to which the entry applies.
     pub collective: Collective,
+    /// Minimum size of the whole buffer in bytes.
     pub from: u64,
     /// `u64::MAX` is unbounded.
     pub to: u64,
@@ -31,19 +33,24 @@ pub struct Entry {
     pub memory: Option<MemoryKind>,
     /// Ranks of the group; `usize::MAX` is unbounded.
     pub ranks: RangeInclusive<usize>,
+    /// Algorithm for matching calls.
     pub algorithm: Algorithm,
 }
 
 /// Memory of the buffers of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
+    /// Host memory.
     Host,
+    /// Device memory.
     Cuda,
 }
 
 impl MemoryKind {
+    /// All memory kinds.
     pub const ALL: [Self; 2] = [Self::Host, Self::Cuda];
 
+    /// Returns the name used in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -58,6 +65,7 @@ pub const ANY_RANKS: RangeInclusive<usize> = 1..=usize::MAX;
 /// A tuning table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
+    /// Entries in the order of the text. The last matching one applies.
     pub entries: Vec<Entry>,
 }
 
@@ -65,8 +73,11 @@ pub struct Table {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {reason}")]
 pub struct Error {
+    /// Line, from 1.
     pub line: usize,
+    /// Column in characters, from 1.
     pub column: usize,
+    /// Description of the error.
     pub reason: String,
 }
 

@@ -40,6 +40,9 @@ impl Cuda {
     /// Returns the newest supported CUDA version like [`Self::version`], and finds the driver like [`Self::open`].
     ///
     /// Does not initialise the driver, so children that are forked afterwards can still use it.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] if the driver is missing, or if it lacks a function.
     pub fn driver_version(library: Option<&Path>) -> Result<(i32, i32)> {
         let table = Object::open(library, Table::find).map_err(Error::Absent)?;
         Ok((table.version / 1000, table.version % 1000 / 10))

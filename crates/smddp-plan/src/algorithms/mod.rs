@@ -24,17 +24,26 @@ pub(crate) use hier::LOG_IN_PARTS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
+    /// One message of the whole input to all ranks.
     Publish = 0,
+    /// Direct exchange between every pair of ranks.
     Mesh = 1,
+    /// Mesh inside nodes and between them.
     HierMesh = 2,
+    /// Ring between nodes.
     HierRing = 3,
+    /// Bruck's algorithm between nodes: as few messages as possible.
     HierLog = 4,
+    /// Binomial tree of nodes for each part of the data.
     HierRecursive = 5,
+    /// Double binary tree between nodes.
     HierTree = 6,
+    /// One message of each node's sum to all other nodes.
     HierPublish = 7,
 }
 
 impl Algorithm {
+    /// All algorithms, in the order of their numbers.
     pub const ALL: [Self; 8] = [
         Self::Publish,
         Self::Mesh,

@@ -55,12 +55,18 @@ pub fn programs_for(
 }
 
 /// Checks one operation with `depth` cells per channel.
+///
+/// # Errors
+/// [`Error`] with the first violation.
 pub fn check(operation: &Operation<'_>, depth: usize) -> Result<(), Error> {
     check_sequence(std::slice::from_ref(operation), depth)
 }
 
 /// Checks an operation whose elements have a [`Format`](crate::Format) between nodes. Messages between nodes
 /// are rounded. A result that all ranks share is rounded by its producer.
+///
+/// # Errors
+/// [`Error`] with the first violation.
 pub fn check_rounded(operation: &Operation<'_>, depth: usize, nodes: &Topology) -> Result<(), Error> {
     check_all(
         &[std::slice::from_ref(operation)],
@@ -71,6 +77,9 @@ pub fn check_rounded(operation: &Operation<'_>, depth: usize, nodes: &Topology) 
 
 /// Checks an operation in which some channels (writer, channel number) send messages by reference: readers
 /// read the memory of the writer. No rank may write memory that others may still read.
+///
+/// # Errors
+/// [`Error`] with the first violation.
 pub fn check_by_reference(
     operation: &Operation<'_>,
     depth: usize,
@@ -93,12 +102,18 @@ struct MessageModes<'a> {
 }
 
 /// Checks consecutive operations of one group, in the same cells.
+///
+/// # Errors
+/// [`Error`] with the first violation.
 pub fn check_sequence(operations: &[Operation<'_>], depth: usize) -> Result<(), Error> {
     check_concurrent(&[operations], depth)
 }
 
 /// Checks sequences that run at the same time, each in its own cells, as every started operation reserves
 /// them.
+///
+/// # Errors
+/// [`Error`] with the first violation.
 pub fn check_concurrent(sequences: &[&[Operation<'_>]], depth: usize) -> Result<(), Error> {
     check_all(sequences, depth, MessageModes::default())
 }

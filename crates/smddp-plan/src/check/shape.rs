@@ -15,11 +15,13 @@ pub enum Sizes {
 /// One operation: the programs of all ranks, and the collective that they implement.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
+    /// Collective that the programs implement.
     pub collective: Collective,
     /// 0 for collectives without a root.
     pub root: usize,
     /// One program per rank.
     pub programs: &'a [Program],
+    /// Segments of the blocks.
     pub sizes: &'a Sizes,
     /// True if In and Out share memory where the collective allows it (all_to_all does not).
     pub in_place: bool,

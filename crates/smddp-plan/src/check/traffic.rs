@@ -6,11 +6,13 @@ use crate::topology::Topology;
 /// Traffic of the link of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Bytes that leave the node, and that enter it.
+    /// Bytes that leave the node.
     pub bytes_out: u64,
+    /// Bytes that enter the node.
     pub bytes_in: u64,
-    /// Messages if every block is one segment, one for each remote reader.
+    /// Messages that leave the node, one for each remote reader, if every block is one segment.
     pub messages_out: u64,
+    /// Messages that enter the node, counted as `messages_out`.
     pub messages_in: u64,
 }
 

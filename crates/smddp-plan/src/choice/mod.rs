@@ -25,6 +25,7 @@ use shape::Case;
 /// Algorithm and sizes of a call. Every rank of the group must obtain the same choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Choice {
+    /// Algorithm of the plan.
     pub algorithm: Algorithm,
     /// Bytes of a block that move as one piece; a multiple of 64.
     pub segment: usize,
@@ -122,7 +123,9 @@ pub enum Reason {
 /// Algorithm, segment and depth of a call, and the facts that binding needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
+    /// Algorithm and sizes.
     pub choice: Choice,
+    /// Reason for the algorithm.
     pub reason: Reason,
     /// Block sizes as the ranks have them; they may differ from the requested form.
     pub counts: Counts,
@@ -147,6 +150,7 @@ impl Decision {
         self.blocks.iter().flatten().copied().max().unwrap_or(0)
     }
 
+    /// Returns true if the pairs of an all_to_all differ in size.
     pub const fn uneven_pairs(&self) -> bool {
         self.counts.are_pairs()
     }

@@ -41,6 +41,7 @@ impl Counts {
         }
     }
 
+    /// Returns true for the sizes of an uneven all_to_all.
     pub const fn are_pairs(&self) -> bool {
         matches!(self, Self::Pairs(..))
     }
@@ -56,6 +57,7 @@ fn divide(count: usize, size: usize, element: usize) -> Vec<usize> {
 /// Location of the buffers of a call, in the detail that the choice needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
+    /// In host memory.
     #[default]
     Host,
     /// On a device; all messages pass through pinned host memory.
@@ -77,6 +79,7 @@ impl Memory {
 /// Shape of a call: all of its properties that the choice may depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
+    /// Collective of the call.
     pub collective: Collective,
     /// Bytes of an element.
     pub element: usize,
@@ -85,13 +88,16 @@ pub struct Shape {
     pub half: bool,
     /// True for 32-bit floats, which may be compressed between nodes.
     pub single: bool,
+    /// Elements of the blocks.
     pub counts: Counts,
+    /// Location of the buffers.
     pub memory: Memory,
 }
 
 /// Properties of a group that the choice may depend on. Ranks of a group must agree on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupShape<'a> {
+    /// Nodes of the ranks.
     pub topology: &'a Topology,
     /// Maximum payload of a slot in bytes (publish needs the whole message to fit); 0 without slots.
     pub slot: usize,
@@ -107,6 +113,7 @@ pub struct Settings<'a> {
     pub algorithm: Option<Algorithm>,
     /// Algorithms by collective and size.
     pub tune: Option<&'a Table>,
+    /// Bytes of a segment. `None`: by the cost model.
     pub segment: Option<usize>,
     /// Staging bytes that the process may use for one operation.
     pub staging: usize,

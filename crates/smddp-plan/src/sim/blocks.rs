@@ -6,10 +6,14 @@ pub enum Blocks {
     /// `count` blocks of `each` bytes over a buffer of `bytes`, so that the last blocks may be shorter or
     /// empty.
     Row {
+        /// Bytes of the buffer.
         bytes: u64,
+        /// Bytes of each block.
         each: u64,
+        /// Number of blocks.
         count: u64,
     },
+    /// Bytes of each block.
     Sizes(Vec<u64>),
 }
 

@@ -8,6 +8,7 @@ use crate::topology::Topology;
 /// One direction of a port; both directions have the same properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Port {
+    /// Bytes per second.
     pub bytes_per_s: f64,
     /// Seconds from the first byte sent to the first byte received.
     pub latency_s: f64,
@@ -37,6 +38,7 @@ pub struct Override {
 /// Nodes, their ranks and their ports. Ranks are numbered node by node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
+    /// Name for output.
     pub name: String,
     /// Number of ranks of each node.
     pub ranks: Vec<usize>,
@@ -116,10 +118,12 @@ impl Cluster {
         Self { ranks: vec![ranks; nodes], ..self.clone() }
     }
 
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> usize {
         self.ranks.len()
     }
 
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.ranks.iter().sum()
     }
@@ -129,6 +133,7 @@ impl Cluster {
         self.ranks.iter().enumerate().flat_map(|(node, &ranks)| vec![node; ranks]).collect()
     }
 
+    /// Returns the assignment of ranks to nodes.
     pub fn topology(&self) -> Topology {
         Topology::from_labels(&self.node_of())
     }
@@ -143,14 +148,17 @@ impl Cluster {
         }
     }
 
+    /// Returns the number of rails of a node.
     pub fn rails_of(&self, node: usize) -> usize {
         self.of(node).rails.unwrap_or(self.rails)
     }
 
+    /// Returns the rate of each rail of a node, in bytes per second.
     pub fn rail_bytes_per_s(&self, node: usize) -> f64 {
         self.of(node).rail_bytes_per_s.unwrap_or(self.network.bytes_per_s)
     }
 
+    /// Returns the rate of a node's uplink in bytes per second, if it is limited.
     pub fn uplink(&self, node: usize) -> Option<f64> {
         self.of(node).uplink_bytes_per_s.or(self.uplink_bytes_per_s)
     }
@@ -166,6 +174,9 @@ impl Cluster {
     }
 
     /// Validates the description. An error has the value and its name in a cluster file.
+    ///
+    /// # Errors
+    /// A description of the first invalid value.
     pub fn check(&self) -> Result<(), String> {
         let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
             true => Ok(()),

@@ -14,15 +14,20 @@ use crate::topology::Topology;
 /// Input of a simulation: the decision for a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
+    /// Collective of the call.
     pub collective: Collective,
+    /// Root of the collective; 0 for collectives without a root.
     pub root: usize,
+    /// Algorithm and sizes of the call.
     pub decision: Decision,
 }
 
 /// A simulated job.
 #[derive(Clone, Debug)]
 pub struct Run {
+    /// Input of the simulation.
     pub job: Job,
+    /// Result of the simulation.
     pub outcome: Outcome,
     /// Ratio of the line-rate time to the simulated time; `None` on one node.
     pub line_share: Option<f64>,
@@ -31,8 +36,10 @@ pub struct Run {
 /// Reason why a simulation has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnsupportedPlan {
+    /// The algorithm does not support the collective; with both.
     #[error("{0} does not support {1:?} here")]
     Algorithm(&'static str, Collective),
+    /// The programs deadlock.
     #[error(transparent)]
     Deadlock(#[from] Deadlock),
 }
@@ -98,6 +105,7 @@ impl Run {
         self.outcome.out_bytes.iter().chain(&self.outcome.in_bytes).copied().max().unwrap_or(0)
     }
 
+    /// Returns the time of the critical path by cause.
     pub fn path_summary(&self) -> PathSummary {
         PathSummary::of(&self.outcome.path, self.outcome.seconds)
     }

@@ -32,6 +32,7 @@ pub enum Wait {
 }
 
 impl Wait {
+    /// Returns the name for output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Network => "message from another node",
@@ -44,17 +45,21 @@ impl Wait {
 /// One wait on the critical path. The next wait starts at its end, or later after work of the rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathStep {
+    /// Rank that waits.
     pub rank: usize,
     /// Index in the trace of the pipeline.
     pub step: usize,
+    /// Event that it waits for.
     pub wait: Wait,
     /// Rank that it waited for; `None` at the start of the path.
     pub on: Option<usize>,
-    /// Seconds since the start: when the awaited event began, and when the wait ended.
+    /// Seconds from the start of the simulation to the start of the awaited event.
     pub begin: f64,
+    /// Seconds from the start of the simulation to the end of the wait.
     pub end: f64,
-    /// Seconds of that in the queue of the sender's port and of the receiver's port.
+    /// Seconds of the wait in the queue of the sender's port.
     pub out_queue: f64,
+    /// Seconds of the wait in the queue of the receiver's port.
     pub in_queue: f64,
 }
 
@@ -91,13 +96,15 @@ pub(super) fn trace(records: &[Record], last: u32, rank_of: &dyn Fn(u32) -> usiz
 /// Time of a path by cause, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PathSummary {
-    /// Messages in flight between nodes, and their number.
+    /// Messages in flight between nodes.
     pub network: f64,
+    /// Number of messages between nodes.
     pub network_hops: usize,
     /// Waiting for busy ports, to and from the network or inside the node.
     pub queue: f64,
-    /// Messages in flight inside nodes, and their number.
+    /// Messages in flight inside nodes.
     pub local: f64,
+    /// Number of messages inside nodes.
     pub local_hops: usize,
     /// Waiting for free cells.
     pub credit: f64,
@@ -106,6 +113,7 @@ pub struct PathSummary {
 }
 
 impl PathSummary {
+    /// Sums up a path of a simulation that takes `total` seconds.
     pub fn of(path: &[PathStep], total: f64) -> Self {
         let mut sum = Self::default();
         for step in path {

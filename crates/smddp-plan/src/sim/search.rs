@@ -17,6 +17,7 @@ const FLAT_RANKS: usize = 256;
 /// Simulated plans, fastest first, and skipped plans.
 #[derive(Debug, Default)]
 pub struct SearchResult {
+    /// Simulated plans, fastest first.
     pub runs: Vec<Run>,
     /// Skipped jobs with their estimated messages.
     pub left_out: Vec<(u64, Job)>,
