@@ -32,7 +32,8 @@ unsafe extern "C" fn insert(
     1
 }
 
-pub static ADDRESS_VECTOR: fi_ops_av = fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
+pub static ADDRESS_VECTOR: fi_ops_av =
+    fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
 
 unsafe extern "C" fn read(queue: *mut fid_cq, room: *mut c_void, count: usize) -> isize {
     let queue = queue.cast::<Queue>();
@@ -77,10 +78,7 @@ unsafe extern "C" fn setopt(
     if simulation.get(knob::NO_OPTIONS) != 0 {
         return -ENOPROTOOPT;
     }
-    simulation.check(
-        len == 1 && *value.cast::<u8>() == 0,
-        "fi_setopt: expected a one-byte value of 0",
-    );
+    simulation.check(len == 1 && *value.cast::<u8>() == 0, "fi_setopt: expected a one-byte value of 0");
     simulation.mark(knob::OPTIONS, 1 << name);
     0
 }

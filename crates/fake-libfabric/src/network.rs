@@ -103,7 +103,13 @@ pub struct Network {
 
 impl Network {
     pub fn new(seed: u64) -> Self {
-        Self { random: Random(seed), ports: Vec::new(), pending: Vec::new(), opened: 0, datagram: vec![0; 16 << 10] }
+        Self {
+            random: Random(seed),
+            ports: Vec::new(),
+            pending: Vec::new(),
+            opened: 0,
+            datagram: vec![0; 16 << 10],
+        }
     }
 
     /// Opens an endpoint with this name; returns its number.
@@ -331,4 +337,3 @@ impl Network {
         }
     }
 }
-

@@ -260,4 +260,3 @@ impl Drop for Region {
 }
 
 static MEMORY: fi_ops_mr = fi_ops_mr { size: size_of::<fi_ops_mr>(), regattr: Some(regattr), ..none() };
-

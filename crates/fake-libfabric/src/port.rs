@@ -32,10 +32,7 @@ pub fn byte_limits(simulation: &Simulation) -> (usize, usize) {
         true => simulation.limit(knob, default),
         false => UNLIMITED,
     };
-    (
-        limit(Rule::Message, knob::MESSAGE, MESSAGE),
-        limit(Rule::OneSided, knob::ONE_SIDED, ONE_SIDED),
-    )
+    (limit(Rule::Message, knob::MESSAGE, MESSAGE), limit(Rule::OneSided, knob::ONE_SIDED, ONE_SIDED))
 }
 
 /// Local memory of an operation, and the caller's context.
