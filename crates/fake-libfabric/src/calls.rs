@@ -4,12 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use crate::knob::{self, Rule};
-use crate::network::{EAGAIN, EINVAL};
 use crate::objects::{AddressVector, Endpoint, Queue, Region, simulation};
 use crate::port::{Entry, Local, byte_limits};
 use crate::table::{Name, Remote};
 use crate::types::*;
-use crate::{EAVAIL, ENOMEM, ENOPROTOOPT, none};
+use crate::{EAGAIN, EAVAIL, EINVAL, ENOMEM, ENOPROTOOPT, none};
 
 unsafe extern "C" fn insert(
     av: *mut fid_av,
