@@ -17,6 +17,7 @@ fn main() {
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(variable("OUT_DIR"));
     let (archive, object) = (out.join("libfake.a"), out.join("libfabric.so.1"));
+    let linked = out.join("libfabric.so.1.new");
     run(Command::new(variable("RUSTC"))
         .args(["--edition", "2024", "--crate-type", "staticlib", "--crate-name", "fake"])
         .args(["--target", &variable("TARGET")])
@@ -27,11 +28,13 @@ fn main() {
         std::env::var("RUSTC_LINKER").or_else(|_| std::env::var("CC")).unwrap_or_else(|_| "cc".to_owned());
     run(Command::new(compiler)
         .args(["-shared", "-o"])
-        .arg(&object)
+        .arg(&linked)
         .arg(format!("-Wl,--version-script={}", here.join("src/fake.map").display()))
         .args(["-Wl,-soname,libfake-fabric.so.1", "-Wl,--whole-archive"])
         .arg(&archive)
         .args(["-Wl,--no-whole-archive", "-lpthread", "-ldl", "-lm"]));
+    // Running tests keep the former file.
+    std::fs::rename(&linked, &object).unwrap_or_else(|error| panic!("{}: {error}", linked.display()));
     for source in ["src", "build.rs", "../libfabric-sys/src/types.rs"] {
         assert!(Path::new(&here).join(source).exists(), "{source}");
         println!("cargo::rerun-if-changed={source}");

@@ -4,12 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use crate::knob::{self, Rule};
-use crate::network::{EAGAIN, EINVAL};
 use crate::objects::{AddressVector, Endpoint, Queue, Region, simulation};
 use crate::port::{Entry, Local, byte_limits};
 use crate::table::{Name, Remote};
 use crate::types::*;
-use crate::{EAVAIL, ENOMEM, ENOPROTOOPT, none};
+use crate::{EAGAIN, EAVAIL, EINVAL, ENOMEM, ENOPROTOOPT, none};
 
 unsafe extern "C" fn insert(
     av: *mut fid_av,
@@ -32,7 +31,8 @@ unsafe extern "C" fn insert(
     1
 }
 
-pub static ADDRESS_VECTOR: fi_ops_av = fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
+pub static ADDRESS_VECTOR: fi_ops_av =
+    fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
 
 unsafe extern "C" fn read(queue: *mut fid_cq, room: *mut c_void, count: usize) -> isize {
     let queue = queue.cast::<Queue>();
@@ -77,10 +77,7 @@ unsafe extern "C" fn setopt(
     if simulation.get(knob::NO_OPTIONS) != 0 {
         return -ENOPROTOOPT;
     }
-    simulation.check(
-        len == 1 && *value.cast::<u8>() == 0,
-        "fi_setopt: expected a one-byte value of 0",
-    );
+    simulation.check(len == 1 && *value.cast::<u8>() == 0, "fi_setopt: expected a one-byte value of 0");
     simulation.mark(knob::OPTIONS, 1 << name);
     0
 }

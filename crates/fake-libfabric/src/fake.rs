@@ -9,8 +9,10 @@
 #![allow(dead_code, reason = "the types include structures that only the bindings use")]
 
 mod calls;
+mod create;
 mod info;
 mod knob;
+mod knobs;
 mod network;
 mod objects;
 mod port;
@@ -21,8 +23,9 @@ mod types;
 
 use std::ffi::{c_char, c_int};
 
-use network::EIO;
-
+const EIO: c_int = 5;
+const EAGAIN: c_int = 11;
+const EINVAL: c_int = 22;
 const ENOSYS: c_int = 38;
 const ENOMEM: c_int = 12;
 const ENODATA: c_int = 61;

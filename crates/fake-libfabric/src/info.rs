@@ -199,4 +199,3 @@ pub unsafe extern "C" fn fi_getinfo(
     }
     if (*found).is_null() { -ENODATA } else { 0 }
 }
-

@@ -66,12 +66,12 @@ impl SimulatedFabric {
         self
     }
 
-    /// Sets a knob. Limits and rules apply to devices that are opened afterwards.
+    /// Sets a knob. Call it before devices are opened.
     pub fn set(&self, knob: u64, value: u64) {
         (self.set)(self.number, knob, value);
     }
 
-    /// Switches rules off, for devices that are opened afterwards.
+    /// Switches rules off. Call it before devices are opened.
     pub fn set_without(&self, rules: &[Rule]) {
         self.set(knob::WITHOUT, rules.iter().fold(0, |bits, rule| bits | rule.bit()));
     }

@@ -6,13 +6,10 @@ use std::ffi::c_int;
 use std::io::ErrorKind;
 
 use crate::knob::Rule;
-use crate::port::{Entry, Local, Port, SEND, socket_address};
-use crate::simulation::Simulation;
+use crate::knobs::Knobs;
+use crate::port::{Arrival, Entry, Local, Port, SEND, socket_address};
 use crate::table::{AccessError, Name, Remote, Table, copy};
-
-pub const EAGAIN: c_int = 11;
-pub const EINVAL: c_int = 22;
-pub const EIO: c_int = 5;
+use crate::{EAGAIN, EINVAL, EIO};
 
 /// Attempts at a full queue that are allowed before its completions are read. Many peers share a queue.
 const MAX_RETRIES: usize = 1000;
@@ -63,34 +60,6 @@ struct Pending {
     delay: usize,
 }
 
-/// Content of a message that arrives at an endpoint.
-pub enum Arrival<'a> {
-    Message(&'a [u8]),
-    ImmediateData { number: u32, bytes: usize },
-}
-
-impl Arrival<'_> {
-    /// Returns the datagram that carries this to another process.
-    fn encode(&self) -> Vec<u8> {
-        match self {
-            Self::Message(bytes) => [&[0], *bytes].concat(),
-            Self::ImmediateData { number, bytes } => {
-                [&[1], &number.to_le_bytes()[..], &(*bytes as u64).to_le_bytes()].concat()
-            }
-        }
-    }
-
-    fn decode(datagram: &[u8]) -> Arrival<'_> {
-        match datagram[0] {
-            0 => Arrival::Message(&datagram[1..]),
-            _ => Arrival::ImmediateData {
-                number: u32::from_le_bytes(std::array::from_fn(|i| datagram[1 + i])),
-                bytes: u64::from_le_bytes(std::array::from_fn(|i| datagram[5 + i])) as usize,
-            },
-        }
-    }
-}
-
 /// Endpoints of this process on one simulated fabric, and their operations.
 pub struct Network {
     pub random: Random,
@@ -103,13 +72,19 @@ pub struct Network {
 
 impl Network {
     pub fn new(seed: u64) -> Self {
-        Self { random: Random(seed), ports: Vec::new(), pending: Vec::new(), opened: 0, datagram: vec![0; 16 << 10] }
+        Self {
+            random: Random(seed),
+            ports: Vec::new(),
+            pending: Vec::new(),
+            opened: 0,
+            datagram: vec![0; 16 << 10],
+        }
     }
 
     /// Opens an endpoint with this name; returns its number.
-    pub fn open(&mut self, simulation: &'static Simulation, name: Name) -> std::io::Result<u64> {
+    pub fn open(&mut self, knobs: &'static Knobs, name: Name) -> std::io::Result<u64> {
         self.opened += 1;
-        self.ports.push(Port::open(simulation, self.opened, name)?);
+        self.ports.push(Port::open(knobs, self.opened, name)?);
         Ok(self.opened)
     }
 
@@ -331,4 +306,3 @@ impl Network {
         }
     }
 }
-

@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+use crate::EAGAIN;
 use crate::knob::{self, Rule};
-use crate::network::{Arrival, EAGAIN};
-use crate::simulation::Simulation;
+use crate::knobs::Knobs;
 use crate::table::Name;
 
 const ETRUNC: c_int = 265;
@@ -27,15 +27,12 @@ pub const RECEIVES: usize = 8192;
 const UNLIMITED: usize = usize::MAX >> 1;
 
 /// Returns the bytes of the largest message, and of the largest read or write.
-pub fn byte_limits(simulation: &Simulation) -> (usize, usize) {
-    let limit = |rule, knob, default| match simulation.enforces(rule) {
-        true => simulation.limit(knob, default),
+pub fn byte_limits(knobs: &Knobs) -> (usize, usize) {
+    let limit = |rule, knob, default| match knobs.enforces(rule) {
+        true => knobs.limit(knob, default),
         false => UNLIMITED,
     };
-    (
-        limit(Rule::Message, knob::MESSAGE, MESSAGE),
-        limit(Rule::OneSided, knob::ONE_SIDED, ONE_SIDED),
-    )
+    (limit(Rule::Message, knob::MESSAGE, MESSAGE), limit(Rule::OneSided, knob::ONE_SIDED, ONE_SIDED))
 }
 
 /// Local memory of an operation, and the caller's context.
@@ -55,8 +52,36 @@ pub struct Entry {
     pub error: c_int,
 }
 
+/// Content of a message that arrives at an endpoint.
+pub enum Arrival<'a> {
+    Message(&'a [u8]),
+    ImmediateData { number: u32, bytes: usize },
+}
+
+impl Arrival<'_> {
+    /// Returns the datagram that carries this to another process.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Message(bytes) => [&[0], *bytes].concat(),
+            Self::ImmediateData { number, bytes } => {
+                [&[1], &number.to_le_bytes()[..], &(*bytes as u64).to_le_bytes()].concat()
+            }
+        }
+    }
+
+    pub fn decode(datagram: &[u8]) -> Arrival<'_> {
+        match datagram[0] {
+            0 => Arrival::Message(&datagram[1..]),
+            _ => Arrival::ImmediateData {
+                number: u32::from_le_bytes(std::array::from_fn(|i| datagram[1 + i])),
+                bytes: u64::from_le_bytes(std::array::from_fn(|i| datagram[5 + i])) as usize,
+            },
+        }
+    }
+}
+
 pub struct Port {
-    simulation: &'static Simulation,
+    knobs: &'static Knobs,
     pub number: u64,
     pub name: Name,
     pub socket: UnixDatagram,
@@ -82,11 +107,11 @@ pub fn socket_address(device: Name) -> std::io::Result<SocketAddr> {
 }
 
 impl Port {
-    pub fn open(simulation: &'static Simulation, number: u64, name: Name) -> std::io::Result<Self> {
+    pub fn open(knobs: &'static Knobs, number: u64, name: Name) -> std::io::Result<Self> {
         let socket = UnixDatagram::bind_addr(&socket_address(name)?)?;
         socket.set_nonblocking(true)?;
         Ok(Self {
-            simulation,
+            knobs,
             number,
             name,
             socket,
@@ -95,11 +120,11 @@ impl Port {
             queue: VecDeque::new(),
             busy: 0,
             tries: 0,
-            operations: simulation.limit(knob::OPERATIONS, OPERATIONS),
-            buffers: simulation.limit(knob::RECEIVES, RECEIVES),
-            completions: simulation.limit(knob::COMPLETIONS, usize::MAX),
-            data_consumes_buffer: simulation.get(knob::TAKES) != 0,
-            without: simulation.get(knob::WITHOUT),
+            operations: knobs.limit(knob::OPERATIONS, OPERATIONS),
+            buffers: knobs.limit(knob::RECEIVES, RECEIVES),
+            completions: knobs.limit(knob::COMPLETIONS, usize::MAX),
+            data_consumes_buffer: knobs.get(knob::TAKES) != 0,
+            without: knobs.get(knob::WITHOUT),
         })
     }
 
@@ -108,7 +133,7 @@ impl Port {
     }
 
     pub fn violation(&self, rule: Rule, description: &str) {
-        self.simulation.violation(rule, description);
+        self.knobs.violation(rule, description);
     }
 
     /// Posts a receive buffer.

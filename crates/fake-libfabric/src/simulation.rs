@@ -1,6 +1,7 @@
-//! The simulated fabrics of this process: their knobs, and the counts of violations.
+//! The simulated fabrics of this process.
 
 use std::cell::Cell;
+use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicPtr, AtomicU64,
@@ -8,18 +9,16 @@ use std::sync::atomic::{
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::knob::{self, Rule};
+use crate::knob;
+use crate::knobs::Knobs;
 use crate::network::{Network, Random};
-
-/// Number of violations that a fabric reports on standard error. A program may repeat a violation without end.
-const REPORTS: u64 = 20;
 
 /// A simulated fabric of one process. It is never freed: objects refer to it.
 pub struct Simulation {
     number: u64,
     /// Process that created it. A forked child has separate fabrics, because another thread may have held the lock.
     process: u32,
-    knobs: [AtomicU64; knob::COUNT],
+    knobs: Knobs,
     network: Mutex<Network>,
     next: *mut Simulation,
 }
@@ -39,7 +38,7 @@ pub extern "C" fn fake_select(number: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_set(number: u64, knob: u64, value: u64) {
     let simulation = Simulation::find(number);
-    simulation.knobs[knob as usize].store(value, Relaxed);
+    simulation.set(knob, value);
     if knob == knob::SEED {
         simulation.network().random = Random(value);
     }
@@ -75,11 +74,11 @@ impl Simulation {
     }
 
     fn new(number: u64, process: u32, next: *mut Self) -> Self {
-        let knobs = [const { AtomicU64::new(0) }; knob::COUNT];
+        let knobs = Knobs::new();
         let mut seed = unique();
         for (knob, name) in knob::VARIABLES.into_iter().filter(|_| number == 0) {
             if let Some(value) = std::env::var(name).ok().and_then(|value| value.parse().ok()) {
-                knobs[knob as usize].store(value, Relaxed);
+                knobs.set(knob, value);
                 seed = if knob == knob::SEED { value } else { seed };
             }
         }
@@ -89,46 +88,13 @@ impl Simulation {
     pub fn network(&self) -> MutexGuard<'_, Network> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    pub fn get(&self, knob: u64) -> u64 {
-        self.knobs[knob as usize].load(Relaxed)
-    }
+impl Deref for Simulation {
+    type Target = Knobs;
 
-    /// Returns the value of a limit, or the default if it is not set.
-    pub fn limit(&self, knob: u64, default: usize) -> usize {
-        match self.get(knob) {
-            0 => default,
-            limit => limit as usize,
-        }
-    }
-
-    /// Adds a number to a counter; returns the counter's former value.
-    pub fn add(&self, knob: u64, number: u64) -> u64 {
-        self.knobs[knob as usize].fetch_add(number, Relaxed)
-    }
-
-    /// Sets bits in a bit set.
-    pub fn mark(&self, knob: u64, bits: u64) {
-        self.knobs[knob as usize].fetch_or(bits, Relaxed);
-    }
-
-    pub fn enforces(&self, rule: Rule) -> bool {
-        self.get(knob::WITHOUT) & rule.bit() == 0
-    }
-
-    /// Counts and reports a violation.
-    pub fn violation(&self, rule: Rule, description: &str) {
-        self.mark(knob::VIOLATED, rule.bit());
-        if self.add(knob::WRONG, 1) < REPORTS {
-            eprintln!("fake EFA: {description}");
-        }
-    }
-
-    /// Counts and reports invalid arguments of a call.
-    pub fn check(&self, valid: bool, description: &str) {
-        if !valid {
-            self.violation(Rule::Call, description);
-        }
+    fn deref(&self) -> &Knobs {
+        &self.knobs
     }
 }
 

@@ -82,7 +82,7 @@ pub(crate) enum Wire {
     Nodes(usize),
     /// Nodes of the given number of ranks with encrypted sockets between nodes.
     Encrypted(usize),
-    /// Nodes of one rank over a simulated fabric with this seed, which delays and reorders messages.
+    /// Nodes of one rank over simulated EFA with this seed, which delays and reorders messages.
     Efa(u64),
     /// Nodes of one rank over sockets. Rank `.0` dies at its message number `.1`.
     Dying(usize, u64),

@@ -19,19 +19,11 @@ pub(crate) struct RegisteredStaging {
     pub(crate) grain: usize,
     /// (offset, bytes) of each part, with its registration on each rail.
     parts: HashMap<(usize, usize), Vec<Registered>>,
-    keep: Arc<dyn Any + Send + Sync>,
+    _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: an address range that `keep` keeps mapped; this type never dereferences it.
+// SAFETY: an address range that `_keep` keeps mapped; this type never dereferences it.
 unsafe impl Send for RegisteredStaging {}
-
-impl Clone for RegisteredStaging {
-    /// Returns the same memory without registrations.
-    fn clone(&self) -> Self {
-        let (base, bytes, grain) = (self.base, self.bytes, self.grain);
-        Self { base, bytes, grain, parts: HashMap::new(), keep: self.keep.clone() }
-    }
-}
 
 /// Default of `RegisteredStaging::grain`, in bytes.
 const GRAIN: usize = 16 << 20;
@@ -53,7 +45,7 @@ impl RegisteredStaging {
 
     /// `keep` keeps the memory mapped at its address.
     pub(crate) fn new(base: *mut u8, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { base, bytes, grain: GRAIN, parts: HashMap::new(), keep }
+        Self { base, bytes, grain: GRAIN, parts: HashMap::new(), _keep: keep }
     }
 
     #[cfg(test)]
@@ -82,7 +74,7 @@ impl RegisteredStaging {
         if !self.parts.contains_key(&(first, length)) {
             let known = rails
                 .iter_mut()
-                // SAFETY: `keep` keeps the memory, and the endpoint drops this after its rails.
+                // SAFETY: `_keep` keeps the memory, and the endpoint drops this after its rails.
                 .map(|rail| unsafe { rail.register(self.base.wrapping_add(first), length) })
                 .collect::<Result<Vec<_>, _>>()?;
             self.parts.insert((first, length), known);
