@@ -8,7 +8,7 @@ use super::simulated::{Memory, connect, endpoints};
 use crate::net::fabric::endpoint::ProtocolError;
 use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{ALL_CLASSES, Frame, Kind};
-use crate::net::wire::{Broken, Payload, Sink, Target, Ticket};
+use crate::net::wire::{Broken, Payload, Sink, Target, Ticket, Wire};
 
 /// Size of a slot in bytes, and number of send slots and of receive slots per rank.
 const SLOT: usize = 300 << 10;

@@ -10,7 +10,7 @@ use crate::lock;
 use crate::net::fabric::liveness::PING_INTERVAL;
 use crate::net::fabric::rail::{LocalMemory, Posted, Rail as _};
 use crate::net::frame::{ALL_CLASSES, Frame, Kind};
-use crate::net::wire::{Broken, Close, Payload, Sink, Target, Ticket};
+use crate::net::wire::{Broken, Close, Payload, Sink, Target, Ticket, Wire};
 
 /// Sink that receives all frames into one target.
 struct RecordingSink {

@@ -7,7 +7,7 @@ use super::open;
 use super::simulated::{Memory, choose, efa};
 use crate::net::fabric::endpoint::ProtocolError;
 use crate::net::fabric::rail::{Completion, LocalMemory, Posted, Rail as _};
-use crate::net::wire::Broken;
+use crate::net::wire::{Broken, Wire};
 
 const MAX_ROUNDS: usize = 200_000;
 
