@@ -21,7 +21,7 @@ pub mod warning;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use joint::{Group, GroupInfo, RoutedChannels, Routes};
+pub use joint::{Group, GroupInfo, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
 pub use net::channels::Carrier;
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};

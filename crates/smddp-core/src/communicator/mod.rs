@@ -187,7 +187,7 @@ impl Communicator {
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.engine).group.expect(known.network.in_flight_bytes());
+            lock(&self.0.engine).group.set_in_flight(known.network.in_flight_bytes());
         }
         first
     }

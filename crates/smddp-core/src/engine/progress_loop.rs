@@ -177,7 +177,7 @@ impl SharedState {
             }
             engine.keep_releasing(now);
             // Frames that notify the other ranks may still be queued, and only polls send them.
-            return had_calls | (engine.group.busy() && engine.group.poll_network());
+            return had_calls | (!engine.group.is_flushed() && engine.group.poll());
         }
         let outcome = engine.poll();
         self.fail_on_error(engine, outcome)

@@ -13,7 +13,7 @@ mod scripted;
 mod simulated;
 mod transports;
 
-pub use group::Group;
+pub use group::{Group, Outgoing, RecvTarget};
 pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use messages::Messages;
