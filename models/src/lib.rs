@@ -25,7 +25,7 @@ mod unfenced;
 mod cells;
 mod doorbell;
 mod finish;
-mod slot;
+mod header;
 mod job_gate_model;
 
 use std::process::{Command, Stdio};

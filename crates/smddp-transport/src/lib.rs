@@ -77,7 +77,7 @@ pub struct RecvChannel {
 pub struct Channels {
     pub send_channels: Vec<SendChannel>,
     pub recv_channels: Vec<RecvChannel>,
-    /// Set if every channel carries one message that fits a header slot: the payload then travels with the header.
+    /// Set if every channel carries one message that fits into a header: the payload then travels with the header.
     pub inline: bool,
     /// Desired and minimum number of cells per channel.
     pub depth: (usize, usize),

@@ -64,7 +64,7 @@ impl Group {
             size,
             names,
             routes: routes.clone(),
-            inline_bytes: if net.is_none() { crate::shm::SLOT_BYTES } else { 0 },
+            inline_bytes: if net.is_none() { crate::shm::HEADER_PAYLOAD_BYTES } else { 0 },
             spans_nodes: net.is_some(),
             network_path: net.as_ref().map_or_else(String::new, RemoteChannels::name),
             doorbell: local.sleeper(),
