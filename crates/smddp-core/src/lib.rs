@@ -34,16 +34,17 @@ pub use device::DeviceStream;
 pub use error::{Error, Result};
 pub use kernels::simd_level;
 pub use observe::recorder::{Counters, dump};
+pub use smddp_base::lock;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::format::variant_name;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
+pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, record_error, set_frame_source, system_call_error,
     undisturbed,
 };
 pub use smddp_transport::threads::spawn;
-pub use smddp_transport::{host_name, lock};
 pub use startup::{Deletion, MAX_RANKS, ParentGroup, Pending, Store, check_size};
 pub use sync::completion::{KeepAlive, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};

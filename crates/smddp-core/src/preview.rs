@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use smddp_plan::{Collective, Counts, Decision, GroupShape, Memory, Network, Settings, Shape, Topology};
-use smddp_transport::shm::SLOT_BYTES;
+use smddp_transport::shm::HEADER_PAYLOAD_BYTES;
 use smddp_transport::{Routes, SendChannel};
 
 use crate::bind::{GroupFacts, bind, describe_decision, plan_decision};
@@ -51,16 +51,16 @@ pub struct HypotheticalGroup<'a> {
 }
 
 impl<'a> HypotheticalGroup<'a> {
-    /// Creates a group. `network` applies between nodes; a group on one node uses the slots of shared memory.
+    /// Creates a group. `network` applies between nodes; a group on one node uses the headers of shared memory.
     pub fn new(topology: Topology, network: Network, config: &'a Config) -> Self {
-        let slot = if topology.nodes() > 1 { 0 } else { SLOT_BYTES };
+        let inline_bytes = if topology.nodes() > 1 { 0 } else { HEADER_PAYLOAD_BYTES };
         // No data is sent, so any routes suffice.
         let routes = Arc::new(Routes::local(0, topology.size()));
         Self {
             facts: GroupFacts {
                 rank: 0,
                 topology,
-                slot,
+                inline_bytes,
                 routes,
                 assumed: network,
                 network: OnceLock::new(),

@@ -134,7 +134,7 @@ fn case(
 ) -> Option<Case> {
     let size = cluster.size();
     let topology = cluster.topology();
-    let group = GroupShape { topology: &topology, slot: 0, network: cluster.network_model() };
+    let group = GroupShape { topology: &topology, inline_bytes: 0, network: cluster.network_model() };
     let element = if half { 2 } else { 4 };
     // Gathering collectives have one block per rank.
     let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
@@ -241,7 +241,7 @@ fn all_gathers_on_1024_nodes_use_few_messages() {
             counts,
             memory,
         };
-        let group = GroupShape { topology: &topology, slot: 0, network: cluster.network_model() };
+        let group = GroupShape { topology: &topology, inline_bytes: 0, network: cluster.network_model() };
         let choice = decide(&shape, &group, &Settings::default()).choice;
         assert_eq!(choice.algorithm, Algorithm::HierLog, "{bytes}");
     }
@@ -261,7 +261,7 @@ fn small_all_reduces_on_1024_nodes_use_few_messages() {
             counts,
             memory: Memory::Host,
         };
-        let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
+        let group = GroupShape { topology: &topology, inline_bytes: 0, network: Network::ASSUMED };
         let algorithm = decide(&shape, &group, &Settings::default()).choice.algorithm;
         let few = [Algorithm::HierTree, Algorithm::HierLog];
         assert!(few.contains(&algorithm), "{bytes}: {algorithm:?}");

@@ -95,7 +95,8 @@ fn choice_keeps_the_order_for_every_size() {
                         counts,
                         memory: Memory::Host,
                     };
-                    let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
+                    let group =
+                        GroupShape { topology: &topology, inline_bytes: 0, network: Network::ASSUMED };
                     let settings = Settings { canonical: true, algorithm, ..Settings::default() };
                     let decision = decide(&shape, &group, &settings);
                     let chosen = decision.choice.algorithm;

@@ -73,7 +73,7 @@ fn only_large_float32_buffers_between_nodes_have_a_format() {
             let formats = Formats::parse("bf16,reduce_scatter=int8").unwrap();
             let mut settings = Settings { formats, ..Settings::default() };
             change(&mut shape, &mut settings);
-            let group = GroupShape { topology, slot: 4096, network: Network::ASSUMED };
+            let group = GroupShape { topology, inline_bytes: 4096, network: Network::ASSUMED };
             decide(&shape, &group, &settings).format.map(|format| format.name())
         };
     let large = 1 << 20;
@@ -117,7 +117,7 @@ fn int8_segments_are_whole_groups() {
                 let shape =
                     Shape { collective, element: 4, half: false, single: true, counts, memory: Memory::Host };
                 let network = Network { bytes_per_ns: rate, ..Network::ASSUMED };
-                let group = GroupShape { topology: &two, slot: 4096, network };
+                let group = GroupShape { topology: &two, inline_bytes: 4096, network };
                 let settings = Settings { formats, segment, ..Settings::default() };
                 let decision = decide(&shape, &group, &settings);
                 assert_eq!(decision.format.map(|format| format.name()), Some("int8"));

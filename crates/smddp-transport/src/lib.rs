@@ -20,7 +20,7 @@ use smddp_base::{CloseOnFork, lock};
 
 pub use smddp_base::{fork, threads, warning};
 
-pub use joint::{Group, GroupInfo, RoutedChannels, Routes};
+pub use joint::{Group, GroupInfo, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
 pub use net::channels::Carrier;
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};
@@ -71,7 +71,7 @@ pub struct RecvChannel {
 pub struct Channels {
     pub send_channels: Vec<SendChannel>,
     pub recv_channels: Vec<RecvChannel>,
-    /// Set if every channel carries one message that fits a header slot: the payload then travels with the header.
+    /// Set if every channel carries one message that fits into a header: the payload then travels with the header.
     pub inline: bool,
     /// Desired and minimum number of cells per channel.
     pub depth: (usize, usize),

@@ -217,8 +217,8 @@ impl BoundCall {
 pub(crate) struct GroupFacts {
     pub(crate) rank: usize,
     pub(crate) topology: Topology,
-    /// Payload bytes of a slot; 0 if the group spans several nodes.
-    pub(crate) slot: usize,
+    /// Payload bytes that travel with a header; 0 if the group spans several nodes.
+    pub(crate) inline_bytes: usize,
     /// Routes to the other ranks.
     pub(crate) routes: Arc<Routes>,
     /// Default network model of the transport between nodes.
@@ -247,7 +247,7 @@ impl GroupFacts {
     }
 
     pub(crate) fn group(&self) -> GroupShape<'_> {
-        GroupShape { topology: &self.topology, slot: self.slot, network: self.network() }
+        GroupShape { topology: &self.topology, inline_bytes: self.inline_bytes, network: self.network() }
     }
 }
 
@@ -432,7 +432,7 @@ mod tests {
         let topology = Topology::from_labels(&[0, 0, 1]);
         let (routes, assumed) = (Arc::new(Routes::local(0, 3)), GroupFacts::assumed(""));
         let (network, canonical) = (OnceLock::new(), OnceLock::from(true));
-        let facts = GroupFacts { rank: 0, topology, slot: 0, routes, assumed, network, canonical };
+        let facts = GroupFacts { rank: 0, topology, inline_bytes: 0, routes, assumed, network, canonical };
         let key = |collective, dtype, memory| {
             let counts = Counts::Even(1000);
             Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false }

@@ -233,7 +233,7 @@ mod tests {
                 let facts = GroupFacts {
                     rank,
                     topology: topology.clone(),
-                    slot: 4096,
+                    inline_bytes: 4096,
                     routes,
                     assumed,
                     network,
@@ -303,7 +303,7 @@ mod tests {
         let facts = GroupFacts {
             rank: 0,
             topology,
-            slot: 0,
+            inline_bytes: 0,
             routes,
             assumed: GroupFacts::assumed(""),
             network,

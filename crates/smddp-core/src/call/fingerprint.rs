@@ -141,7 +141,7 @@ mod tests {
 
     fn fingerprint(key: &Key) -> CallFingerprint {
         let topology = Topology::single(3);
-        let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
+        let group = GroupShape { topology: &topology, inline_bytes: 0, network: Network::ASSUMED };
         // One algorithm and segment for all counts.
         let plain = Settings { algorithm: Some(Algorithm::Mesh), segment: Some(4096), ..Settings::default() };
         of(key, &decide(&key.shape(), &group, &plain))

@@ -58,10 +58,10 @@ impl Communicator {
         let info = group.info().clone();
         let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
         let topology = Topology::from_labels(nodes);
-        let (slot, assumed) = (info.inline_bytes, GroupFacts::assumed(&network_path));
+        let (inline_bytes, assumed) = (info.inline_bytes, GroupFacts::assumed(&network_path));
         let routes = info.routes.clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
-        let facts = GroupFacts { rank, topology, slot, routes, assumed, network, canonical };
+        let facts = GroupFacts { rank, topology, inline_bytes, routes, assumed, network, canonical };
         let (sleeper, shared_page) = (info.doorbell.clone(), info.shared_page.clone());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
@@ -186,7 +186,7 @@ impl Communicator {
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            self.0.own().group.expect(known.network.in_flight_bytes());
+            self.0.own().group.set_in_flight(known.network.in_flight_bytes());
         }
         first
     }

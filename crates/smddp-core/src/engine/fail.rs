@@ -188,7 +188,7 @@ impl Engine {
         }
         self.keep_releasing(now);
         // Frames that notify the other ranks may still be queued, and only polls send them.
-        let moved = self.group.busy() && self.group.poll_network();
+        let moved = !self.group.is_flushed() && self.group.poll();
         had_calls | moved | self.flush_report(now)
     }
 

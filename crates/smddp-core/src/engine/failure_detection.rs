@@ -177,7 +177,7 @@ impl Engine {
             if begun.elapsed() >= limit {
                 break;
             }
-            self.group.poll_network();
+            self.group.poll();
             std::thread::sleep(Duration::from_millis(1));
         }
         let how = format!("{LEFT}{}", error_text::last_error(&self.group, rank));

@@ -61,8 +61,6 @@ pub(crate) struct Engine {
     pub(crate) finished: u64,
     pub(crate) call_log: CallLog,
     counters: Arc<PathCounters>,
-    /// Bytes that had crossed nodes when the last collective completed.
-    internode_bytes: u64,
     recorder: Arc<Recorder>,
     /// True if the last poll advanced a collective.
     advanced: bool,
@@ -118,7 +116,6 @@ impl Engine {
             finished: 0,
             call_log: CallLog::default(),
             counters,
-            internode_bytes: 0,
             recorder,
             advanced: false,
             name,
@@ -189,14 +186,8 @@ impl Engine {
     fn complete_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
-        let internode_bytes = self.group.internode_bytes();
-        self.counters.add(
-            op.collective,
-            op.bound.variant(),
-            op.bound.bytes as u64,
-            internode_bytes - self.internode_bytes,
-        );
-        self.internode_bytes = internode_bytes;
+        let (bytes, internode_bytes) = (op.bound.bytes as u64, op.execution.internode_bytes);
+        self.counters.add(op.collective, op.bound.variant(), bytes, internode_bytes);
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
         if self.is_traced {
             let operation = numbered(op.collective, op.seq);
@@ -233,7 +224,7 @@ impl Engine {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.has_calls() || self.group.busy() || self.release_started.is_some() || self.is_failing()
+        self.has_calls() || !self.group.is_flushed() || self.release_started.is_some() || self.is_failing()
     }
 
     /// Returns true if a call is pending.
@@ -244,7 +235,7 @@ impl Engine {
     /// Returns true if only operations on devices are pending. Nothing arrives from other ranks then, so infrequent
     /// polls suffice.
     pub(crate) fn only_devices(&self) -> bool {
-        let host = !self.queue.is_empty() || self.messages.pending() || self.group.busy();
+        let host = !self.queue.is_empty() || self.messages.pending() || !self.group.is_flushed();
         !host && !self.enqueued.is_empty() && self.release_started.is_none()
     }
 
@@ -272,7 +263,7 @@ impl Engine {
         // Send before receiving: a poll for incoming data may be a system call.
         let mut moved = self.advance()?;
         self.advanced = moved;
-        if self.group.poll_network() {
+        if self.group.poll() {
             self.advanced |= self.advance()?;
             moved = true;
         }

@@ -125,7 +125,7 @@ mod tests {
         let facts = GroupFacts {
             rank: 0,
             topology,
-            slot: 0,
+            inline_bytes: 0,
             routes,
             assumed,
             network: OnceLock::new(),

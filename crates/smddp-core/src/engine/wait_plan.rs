@@ -167,7 +167,7 @@ const UNSIGNALED_SLEEP: Duration = Duration::from_micros(100);
 
 /// Returns the longest time without a poll of the group, and adds the descriptors that may end it early to `fds`.
 pub(crate) fn max_poll_interval(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
-    if group.interest(fds) { MAX_SLEEP } else { UNSIGNALED_SLEEP }
+    if group.wait_sources(fds) { MAX_SLEEP } else { UNSIGNALED_SLEEP }
 }
 
 /// Registration of a thread that polls once more and then sleeps, so that no wakeup is lost.

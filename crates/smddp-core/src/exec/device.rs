@@ -3,9 +3,11 @@
 mod messages;
 mod operation;
 
+use std::iter;
+
 use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective, Format};
-use smddp_transport::{Group, Mismatch};
+use smddp_transport::{Group, Mismatch, Outgoing};
 
 use self::messages::{MessageSource, SendTarget};
 pub(crate) use self::operation::DeviceOp;
@@ -68,7 +70,7 @@ impl DeviceExecutor<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, ExecError> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[]) {
+            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[], iter::empty()) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;
@@ -90,7 +92,7 @@ impl DeviceExecutor<'_> {
                 return Ok(Progress::moved(moved));
             }
             self.publish_reads()?;
-            self.group.end();
+            self.execution.internode_bytes = self.group.end();
             self.op.stage = Stage::Ending;
         }
         if self.op.end.get().is_some() || self.finish(None)? {
@@ -104,7 +106,7 @@ impl DeviceExecutor<'_> {
         if !self.op.unpublished.is_empty() {
             self.site.flush_flags()?;
             for (channel, bytes) in self.op.unpublished.drain(..) {
-                self.group.publish(channel, bytes);
+                self.group.publish(channel, Outgoing::Slot { bytes });
             }
         }
         Ok(())
@@ -241,8 +243,11 @@ impl DeviceExecutor<'_> {
             if !self.site.has_passed(outgoing.filled_at) {
                 break;
             }
-            let cell =
-                if blocked.contains(&outgoing.channel) { None } else { self.group.cell(outgoing.channel) };
+            let cell = if blocked.contains(&outgoing.channel) {
+                None
+            } else {
+                self.group.send_slot(outgoing.channel)
+            };
             let Some(cell) = cell else {
                 blocked.push(outgoing.channel);
                 index += 1;
@@ -259,7 +264,7 @@ impl DeviceExecutor<'_> {
             let sent_bytes = unsafe {
                 messages::copy_message(self.bound, compression, (run, segment), true, (slot, cell))
             };
-            self.group.publish(channel, sent_bytes);
+            self.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
             self.site.pinned_slots().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;
@@ -438,7 +443,7 @@ impl StepExecutor for DeviceExecutor<'_> {
             if self.op.unpublished.iter().any(|message| message.0 == channel) {
                 self.publish()?;
             }
-            return Ok(self.group.cell(channel).map(|cell| (channel, SendTarget::Descriptor(cell))));
+            return Ok(self.group.send_slot(channel).map(|cell| (channel, SendTarget::Descriptor(cell))));
         }
         let bytes = self.bound.message_bytes(run, segment);
         let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);

@@ -7,7 +7,7 @@
 mod compressed;
 
 use smddp_plan::{Association, Buffer};
-use smddp_transport::{Group, Mismatch, ZeroCopySource};
+use smddp_transport::{Group, Mismatch, Outgoing, RecvTarget, ZeroCopySource};
 
 use self::compressed::CompressedHost;
 use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce, ZeroCopyCandidate};
@@ -35,12 +35,11 @@ pub(crate) fn advance(
         } else {
             Vec::new()
         };
-        if !group.begin(seq, bound.fingerprint, &bound.routed, &sources) {
+        if !group.begin(seq, bound.fingerprint, &bound.routed, &sources, recv_targets(bound, execution)) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
         moved = true;
-        post_receives(bound, execution, group);
     }
     let mut host = Host { bound, execution, group };
     let (done, ran) = match &bound.compression {
@@ -48,7 +47,7 @@ pub(crate) fn advance(
         Some(compression) => walk(bound, &mut CompressedHost { host, compression })?,
     };
     if done && group.settle()? {
-        group.end();
+        execution.internode_bytes = group.end();
         return Ok(Progress::Done);
     }
     Ok(Progress::moved(moved || ran))
@@ -98,18 +97,18 @@ pub(crate) fn is_read_by_peers(bound: &BoundCall, execution: &Execution, group: 
         && !zero_copy_sources(bound, execution).is_empty()
 }
 
-/// Registers the receive targets of messages that bypass the staging slots.
-fn post_receives(bound: &BoundCall, execution: &Execution, group: &mut Group) {
-    for &(recv_channel, to) in bound.zero_copy.receives_in_place(execution.in_place) {
-        let at = execution.address(bound, to.buffer, to.block, 0);
+/// Receive targets of messages that bypass the staging slots.
+fn recv_targets(bound: &BoundCall, execution: &Execution) -> impl Iterator<Item = RecvTarget> {
+    bound.zero_copy.receives_in_place(execution.in_place).iter().filter_map(|&(channel, to)| {
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
         let bytes = match to.contiguous {
             _ if to.blocks == 1 => bound.length(to.buffer, to.block),
             Some((_, bytes)) if flat => bytes,
-            _ => continue,
+            _ => return None,
         };
-        group.set_recv_target(recv_channel, at as *mut u8, bytes, bound.choice.segment);
-    }
+        let at = execution.address(bound, to.buffer, to.block, 0) as *mut u8;
+        Some(RecvTarget { channel, at, bytes, stride: bound.choice.segment })
+    })
 }
 
 /// Moves the bytes with the calling thread.
@@ -137,7 +136,7 @@ impl StepExecutor for Host<'_> {
 
     #[inline]
     fn slot(&mut self, channel: usize, _: BlockRun, _: usize) -> StepResult<Self, Option<Self::Slot>> {
-        Ok(self.group.cell(channel).map(|cell| (channel, cell)))
+        Ok(self.group.send_slot(channel).map(|cell| (channel, cell)))
     }
 
     fn send(
@@ -151,7 +150,7 @@ impl StepExecutor for Host<'_> {
             && let Some((from, bytes)) = self.contiguous_segment(source, segment)
         {
             self.store_tee(tee, (from, bytes), segment);
-            self.group.publish_from(channel, from as *const u8, bytes);
+            self.group.publish(channel, Outgoing::InPlace { at: from as *const u8, bytes });
             return Ok(());
         }
         let has_distant_readers = self.group.has_distant_readers();
@@ -181,7 +180,7 @@ impl StepExecutor for Host<'_> {
                 at += bytes;
             }
         }
-        self.group.publish(channel, at);
+        self.group.publish(channel, Outgoing::Slot { bytes: at });
         Ok(())
     }
 
@@ -218,8 +217,10 @@ impl StepExecutor for Host<'_> {
             taken += bytes;
         });
         match (forward_slot, place) {
-            (Some((channel, _)), Some((at, _))) => self.group.publish_from(channel, at as *const u8, taken),
-            (Some((channel, _)), None) => self.group.publish(channel, taken),
+            (Some((channel, _)), Some((at, _))) => {
+                self.group.publish(channel, Outgoing::InPlace { at: at as *const u8, bytes: taken });
+            }
+            (Some((channel, _)), None) => self.group.publish(channel, Outgoing::Slot { bytes: taken }),
             (None, _) => {}
         }
         Ok(true)
@@ -235,7 +236,7 @@ impl StepExecutor for Host<'_> {
         if segment < step.result.segments {
             let bytes = self.combine(step, messages, forward_slot.map(|(_, cell)| cell), segment);
             if let Some((channel, _)) = forward_slot {
-                self.group.publish(channel, bytes);
+                self.group.publish(channel, Outgoing::Slot { bytes });
             }
         }
         Ok(())

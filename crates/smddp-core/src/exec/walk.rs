@@ -27,6 +27,8 @@ pub(crate) struct Execution {
     /// True if outputs are written with non-temporal stores.
     pub(crate) stream: bool,
     pub(crate) pipelines: Vec<PipelineCursor>,
+    /// Bytes sent to ranks of other nodes. Set when the operation ends.
+    pub(crate) internode_bytes: u64,
 }
 
 impl Execution {
@@ -177,7 +179,7 @@ fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize)
             executor.send(slot, *source, *tee, segment)?;
         }
         BoundStep::Receive { from, to, forward } if segment < from.message.segments => {
-            let Some(message) = executor.group().message(from.recv_channel)? else { return Ok(false) };
+            let Some(message) = executor.group().recv_slot(from.recv_channel)? else { return Ok(false) };
             let Some(forward_slot) = forward_slot(executor, *forward, *to, segment)? else {
                 return Ok(false);
             };
@@ -190,7 +192,7 @@ fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize)
             return with_buffer(step.from.len(), std::ptr::null(), |messages| {
                 for (message, from) in messages.iter_mut().zip(&step.from) {
                     if segment < from.message.segments {
-                        let Some(found) = executor.group().message(from.recv_channel)? else {
+                        let Some(found) = executor.group().recv_slot(from.recv_channel)? else {
                             return Ok(false);
                         };
                         *message = found;

@@ -98,7 +98,7 @@ impl Wire {
             Wire::Shm => joined(size, |_| means(None), |_| None),
             Wire::NonTemporal => {
                 let mut links = Wire::Shm.links(size);
-                links.iter_mut().for_each(|joined| joined.group.assume_distant_readers());
+                links.iter_mut().for_each(Joined::assume_distant_readers);
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),

@@ -1,5 +1,6 @@
 //! Orderly departure of a rank: other ranks fail only if they need it.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -107,7 +108,7 @@ fn departure_does_not_count_as_arrival_in_a_call() {
         ..Channels::default()
     }));
     for (seq, routed, arrived) in [(0, routed.clone(), true), (1, routed.unannounced(), false)] {
-        assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[]));
+        assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[], iter::empty()));
         querying.straggler_query();
         assert_eq!(querying.arrived(1, seq), Some(arrived), "#{seq}");
         departing.end();

@@ -28,7 +28,7 @@ pub fn alternatives(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'
         let pieces = PARTS.iter().map(|parts| block.div_ceil(*parts).max(1).next_multiple_of(64));
         for segment in pieces.filter(|piece| (SMALLEST..=LARGEST).contains(piece)) {
             let depth = if 4 * segment <= room { 4 } else { 2 };
-            if depth * segment <= room && settings.segment.is_none() && !case.fits_slot() {
+            if depth * segment <= room && settings.segment.is_none() && !case.fits_inline() {
                 choices.push(Choice { segment, depth, ..own });
             }
         }

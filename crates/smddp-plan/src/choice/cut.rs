@@ -57,7 +57,7 @@ const STAGED: usize = 2 << 20;
 pub(super) fn cut(algorithm: Algorithm, traffic: &Traffic, case: &Case<'_>) -> Choice {
     let Case { collective, size, block, .. } = *case;
     let whole = block.max(1).next_multiple_of(LINE);
-    if size == 1 || (algorithm == Algorithm::Publish && case.fits_slot()) {
+    if size == 1 || (algorithm == Algorithm::Publish && case.fits_inline()) {
         return Choice { algorithm, segment: whole, depth: 1, ahead: 0 };
     }
     let (message, staged) = (traffic.message.max(1), traffic.staged());

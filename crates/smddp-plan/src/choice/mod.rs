@@ -131,7 +131,7 @@ pub struct Decision {
     pub counts: Counts,
     /// Bytes of each input block and of each output block.
     pub blocks: [Vec<usize>; 2],
-    /// True if every message is alone on its channel and fits a slot: the payload is then next to its flag.
+    /// True if every message is alone on its channel and fits into a header: the payload is then next to its flag.
     pub inline: bool,
     /// True for a reduction in canonical order.
     pub canonical: bool,
@@ -178,7 +178,7 @@ pub fn decide(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'_>) ->
     let starts = starts(&input);
     let mut case = Case::new(shape, &starts, group, settings);
     if shape.memory != Memory::Host {
-        case.slot = ONE_HOP;
+        case.inline_bytes = ONE_HOP;
     }
     let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64, shape.memory.kind(), size);
     let requested = settings.algorithm.or_else(table);
@@ -204,7 +204,7 @@ pub fn decide(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'_>) ->
     choice.depth = choice.depth.max(choice.algorithm.least_depth(case.block.div_ceil(choice.segment)));
     let inline = choice.algorithm == Algorithm::Publish
         && shape.memory == Memory::Host
-        && case.fits(group.slot)
+        && case.fits(group.inline_bytes)
         && case.block <= choice.segment;
     let canonical = settings.canonical && shape.collective.reduces();
     let format = case.format;
@@ -242,7 +242,7 @@ fn by_pairs(shape: &Shape, size: usize, settings: &Settings<'_>) -> Counts {
 
 /// Selects algorithm, segment and depth by cost.
 ///
-/// On one node: `publish` or `mesh`. `publish` is a candidate if its whole message fits a slot; with slots up
+/// On one node: `publish` or `mesh`. `publish` is a candidate if its whole message fits into a header; with headers up
 /// to 8 KiB it then always wins. The other algorithms are never faster where one write reaches all readers in
 /// one hop. The settings can name them.
 ///

@@ -151,7 +151,8 @@ mod tests {
                         counts,
                         memory: Memory::Host,
                     };
-                    let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
+                    let group =
+                        GroupShape { topology: &topology, inline_bytes: 0, network: Network::ASSUMED };
                     let starts: Vec<usize> = (0..=size).map(|block| 64 * block).collect();
                     let case = Case::new(&shape, &starts, &group, &Settings::default());
                     let roots = if collective.has_root() { vec![0, size / 2, size - 1] } else { vec![0] };

@@ -99,8 +99,8 @@ pub struct Shape {
 pub struct GroupShape<'a> {
     /// Nodes of the ranks.
     pub topology: &'a Topology,
-    /// Maximum payload of a slot in bytes (publish needs the whole message to fit); 0 without slots.
-    pub slot: usize,
+    /// Maximum payload of a header in bytes (publish needs the whole message to fit); 0 if headers carry none.
+    pub inline_bytes: usize,
     /// May be measured if all ranks have the same values. The algorithm of a reducing collective does not
     /// depend on it; its segment size does.
     pub network: Network,
@@ -156,7 +156,7 @@ pub(super) struct Case<'a> {
     /// Format of elements between nodes.
     pub(super) format: Option<Format>,
     pub(super) memory: Memory,
-    pub(super) slot: usize,
+    pub(super) inline_bytes: usize,
     pub(super) staging: usize,
     pub(super) network: Network,
     pub(super) topology: &'a Topology,
@@ -196,7 +196,7 @@ impl<'a> Case<'a> {
             canonical: settings.canonical,
             format,
             memory: shape.memory,
-            slot: group.slot,
+            inline_bytes: group.inline_bytes,
             staging: settings.staging,
             network: group.network,
             topology: group.topology,
@@ -226,12 +226,12 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(super) fn fits(&self, slot: usize) -> bool {
-        !self.uneven_pairs && self.whole_message() <= slot
+    pub(super) fn fits(&self, inline_bytes: usize) -> bool {
+        !self.uneven_pairs && self.whole_message() <= inline_bytes
     }
 
-    pub(super) fn fits_slot(&self) -> bool {
-        self.fits(self.slot)
+    pub(super) fn fits_inline(&self) -> bool {
+        self.fits(self.inline_bytes)
     }
 
     /// Returns true if `algorithm` meets the rounding rules. 16-bit reductions must not round repeatedly.

@@ -239,7 +239,7 @@ fn critical_path_lists_waiting_and_awaited_ranks() {
 /// Returns the segmentations of a call that are worth simulating.
 fn cuts(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: u64) -> Vec<Job> {
     let topology = cluster.topology();
-    let group = GroupShape { topology: &topology, slot: 0, network: cluster.network_model() };
+    let group = GroupShape { topology: &topology, inline_bytes: 0, network: cluster.network_model() };
     let counts = Counts::of_buffer(collective, bytes as usize, cluster.size());
     let shape = Shape { collective, element: 1, half: false, single: false, counts, memory: Memory::Host };
     let all = alternatives(&shape, &group, &Settings::default());

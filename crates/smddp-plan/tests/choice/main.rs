@@ -38,9 +38,9 @@ impl Shape {
         };
         let shape =
             smddp_plan::Shape { collective, element: 1, half, single: false, counts, memory: Memory::Host };
-        let slot = if topology.nodes() > 1 { 0 } else { 8 * KIB };
+        let inline_bytes = if topology.nodes() > 1 { 0 } else { 8 * KIB };
         let settings = Settings { algorithm, staging, ..Settings::default() };
-        decide(&shape, &GroupShape { topology, slot, network }, &settings)
+        decide(&shape, &GroupShape { topology, inline_bytes, network }, &settings)
     }
 }
 
@@ -72,7 +72,7 @@ fn shape(collective: Collective, size: usize, bytes: usize) -> Shape {
 }
 
 #[test]
-fn publish_is_chosen_while_the_message_fits_a_slot() {
+fn publish_is_chosen_while_the_message_fits_a_header() {
     // Every all_to_all may have uneven pairs.
     for collective in Collective::ALL.into_iter().filter(|&c| c != Collective::AllToAll) {
         for size in 2..=64 {

@@ -16,7 +16,9 @@ use crate::net::tcp::TcpAddress;
 use crate::net::tcp::address::{Credential, Purpose};
 use crate::socket_io::{advance, exchange};
 use crate::token::Token;
-use crate::{CallFingerprint, Channels, Envelope, Fault, Group, MessageId, RecvChannel, SendChannel};
+use crate::{
+    CallFingerprint, Channels, Envelope, Fault, Group, MessageId, Outgoing, RecvChannel, SendChannel,
+};
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
 pub(crate) const CELL: usize = 5_000;
@@ -202,7 +204,7 @@ impl Feed {
             window: 2,
         };
         let routed = group.info().routes.route(&Arc::new(channel_layout));
-        assert!(group.begin(0, FINGERPRINT, &routed, &[]), "the operation did not begin");
+        assert!(group.begin(0, FINGERPRINT, &routed, &[], std::iter::empty()), "the operation did not begin");
         Self { group, address, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
@@ -231,18 +233,18 @@ impl Feed {
 
     /// Runs one progress iteration at that time.
     pub(crate) fn poll_at(&mut self, now: Instant) -> Vec<Fault> {
-        self.group.poll_network();
+        self.group.poll();
         if self.written < MESSAGES
-            && let Some(cell) = self.group.cell(0)
+            && let Some(slot) = self.group.send_slot(0)
         {
             let left = BYTES as usize - self.written as usize * CELL;
-            // SAFETY: this rank owns the cell of `CELL` bytes.
-            unsafe { cell.write_bytes(7, left.min(CELL)) };
-            self.group.publish(0, left.min(CELL));
+            // SAFETY: this rank owns the slot of `CELL` bytes.
+            unsafe { slot.write_bytes(7, left.min(CELL)) };
+            self.group.publish(0, Outgoing::Slot { bytes: left.min(CELL) });
             self.written += 1;
         }
         while self.read < MESSAGES
-            && let Ok(Some(message)) = self.group.message(0)
+            && let Ok(Some(message)) = self.group.recv_slot(0)
         {
             // SAFETY: the message is in a cell of `CELL` bytes until it is released.
             std::hint::black_box(

@@ -9,6 +9,24 @@ use crate::net::channels::RemoteChannels;
 use crate::shm::{LocalChannels, ZeroCopySource};
 use crate::{CallFingerprint, Channels, Fault, Mismatch};
 
+/// Memory of the call that receives the messages of a channel: `bytes` bytes at `at`, with `stride` bytes from one message to the
+/// next.
+pub struct RecvTarget {
+    pub channel: usize,
+    pub at: *mut u8,
+    pub bytes: usize,
+    pub stride: usize,
+}
+
+/// Location of a message of `bytes` bytes to publish.
+#[derive(Clone, Copy)]
+pub enum Outgoing {
+    /// In the slot filled last.
+    Slot { bytes: usize },
+    /// In memory of the call.
+    InPlace { at: *const u8, bytes: usize },
+}
+
 /// One rank's end of a communicator.
 ///
 /// Messages pass through the *cells* of channels: a writer fills its next cell and publishes it, a reader reads it in place and
@@ -46,7 +64,7 @@ impl Group {
             size,
             names,
             routes: routes.clone(),
-            inline_bytes: if net.is_none() { crate::shm::SLOT_BYTES } else { 0 },
+            inline_bytes: if net.is_none() { crate::shm::HEADER_PAYLOAD_BYTES } else { 0 },
             spans_nodes: net.is_some(),
             network_path: net.as_ref().map_or_else(String::new, RemoteChannels::name),
             doorbell: local.sleeper(),
@@ -63,23 +81,26 @@ impl Group {
         &self.info
     }
 
-    /// Polls the wire for incoming data; once before each progress pass. Returns true if it made progress.
+    /// Sends and receives what is ready between nodes; once before each progress pass. Returns true if it made progress.
     #[inline]
-    pub fn poll_network(&mut self) -> bool {
+    pub fn poll(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.net.poll())
     }
 
-    /// Returns true if data of operations that have ended here is still to be sent, so that the group needs further progress.
+    /// Returns true if all data of operations that have ended here has left this process. Otherwise the group needs further polls.
     #[inline]
-    pub fn busy(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.net.busy())
+    pub fn is_flushed(&self) -> bool {
+        self.remote.as_ref().is_none_or(|remote| !remote.net.busy())
     }
 
     /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or the group has failed;
     /// [`Self::faults`] then returns the reason.
     ///
     /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must remain
-    /// unchanged until the operation ends. [`Self::cell`] returns that memory if the readers can read it, else an ordinary cell.
+    /// unchanged until the operation ends. [`Self::send_slot`] returns that memory if the readers can read it, else an ordinary slot.
+    ///
+    /// `targets`: memory of channels with [`RoutedChannels::receives_in_place`] or [`RoutedChannels::may_be_target`]. It belongs to
+    /// the operation until that ends or [`Self::release_user_buffers`] is called.
     #[inline]
     pub fn begin(
         &mut self,
@@ -87,8 +108,9 @@ impl Group {
         fingerprint: CallFingerprint,
         routed: &RoutedChannels,
         sources: &[ZeroCopySource],
+        targets: impl Iterator<Item = RecvTarget>,
     ) -> bool {
-        match (&mut self.remote, &routed.remote) {
+        let begun = match (&mut self.remote, &routed.remote) {
             (Some(remote), Some(routes)) => {
                 let begun = remote.begin(&mut self.local, seq, fingerprint, (&routed.local, sources), routes);
                 if begun && !routed.unannounced {
@@ -97,48 +119,44 @@ impl Group {
                 begun
             }
             _ => self.local.begin(seq, fingerprint, &routed.local, sources),
+        };
+        if begun {
+            targets.for_each(|target| self.set_recv_target(&target));
         }
+        begun
     }
 
-    /// Returns the next free cell of send channel `channel`.
+    /// Returns the next free slot of a send channel.
     #[inline]
-    pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+    pub fn send_slot(&mut self, channel: usize) -> Option<*mut u8> {
         match &mut self.remote {
             None => self.local.cell(channel),
-            Some(remote) => remote.cell(&mut self.local, channel),
+            Some(remote) => remote.send_slot(&mut self.local, channel),
         }
     }
 
-    /// Publishes the cell filled last as a message of `bytes` bytes.
+    /// Publishes the next message of a send channel. A message in memory of the call must remain unchanged until the operation ends or
+    /// [`Self::release_user_buffers`] is called, and needs a channel with [`RoutedChannels::sends_in_place`].
     #[inline]
-    pub fn publish(&mut self, channel: usize, bytes: usize) {
-        match &mut self.remote {
-            None => self.local.publish(channel),
-            Some(remote) => remote.publish(&mut self.local, channel, bytes),
+    pub fn publish(&mut self, channel: usize, message: Outgoing) {
+        match (&mut self.remote, message) {
+            (None, _) => self.local.publish(channel),
+            (Some(remote), Outgoing::Slot { bytes }) => remote.publish(&mut self.local, channel, bytes),
+            (Some(remote), Outgoing::InPlace { at, bytes }) => {
+                if let Some(net) = remote.routes.sends[channel].net {
+                    remote.net.publish_from(net, at, bytes);
+                }
+            }
         }
     }
 
-    /// Sends `bytes` bytes at `payload` instead of a cell. They must remain unchanged until the operation ends or
-    /// [`Self::release_user_buffers`] is called. For send channels with [`RoutedChannels::sends_in_place`].
-    #[inline]
-    pub fn publish_from(&mut self, channel: usize, payload: *const u8, bytes: usize) {
-        if let Some(remote) = &mut self.remote
-            && let Some(net) = remote.routes.sends[channel].net
-        {
-            remote.net.publish_from(net, payload, bytes);
-        }
-    }
-
-    /// Sets the receive target of a channel: `bytes` bytes at `at`, with `stride` bytes from one message to the next. The memory
-    /// belongs to the operation just begun, until it ends or [`Self::release_user_buffers`] is called. For receive channels with
-    /// [`RoutedChannels::receives_in_place`] or [`RoutedChannels::may_be_target`].
-    pub fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+    fn set_recv_target(&mut self, &RecvTarget { channel, at, bytes, stride }: &RecvTarget) {
         let Some(remote) = &mut self.remote else {
-            return self.local.set_recv_target(recv_channel, at, bytes, stride);
+            return self.local.set_recv_target(channel, at, bytes, stride);
         };
-        match remote.routes.recvs[recv_channel] {
-            RecvRoute::Local(recv_channel) => self.local.set_recv_target(recv_channel, at, bytes, stride),
-            RecvRoute::Remote(recv_channel) => remote.net.recv_in_place(recv_channel, at, bytes, stride),
+        match remote.routes.recvs[channel] {
+            RecvRoute::Local(channel) => self.local.set_recv_target(channel, at, bytes, stride),
+            RecvRoute::Remote(channel) => remote.net.recv_in_place(channel, at, bytes, stride),
         }
     }
 
@@ -159,7 +177,7 @@ impl Group {
 
     /// Returns the address of the next unread message of `recv_channel`.
     #[inline]
-    pub fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
+    pub fn recv_slot(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.message(recv_channel) };
         match remote.routes.recvs[recv_channel] {
             RecvRoute::Local(recv_channel) => {
@@ -188,24 +206,18 @@ impl Group {
         Ok(here && remote.net.settle()?)
     }
 
-    /// Ends the operation at this rank. Its memory is reused once its readers have finished.
+    /// Ends the operation at this rank. Its memory is reused once its readers have finished. Returns the bytes that the operation has
+    /// sent to ranks of other nodes.
     #[inline]
-    pub fn end(&mut self) {
+    pub fn end(&mut self) -> u64 {
         self.local.end();
-        if let Some(remote) = &mut self.remote {
-            remote.net.end();
-        }
+        self.remote.as_mut().map_or(0, |remote| remote.net.end())
     }
 
     /// Returns true if the readers' caches are distant from this rank's: large cells are then faster with streaming stores.
     #[inline]
     pub fn has_distant_readers(&self) -> bool {
         self.local.has_distant_readers()
-    }
-
-    /// Assumes distant caches of the readers and ignores measurements. For tests.
-    pub fn assume_distant_readers(&mut self) {
-        self.local.assume_distant_readers();
     }
 
     /// Notifies sleeping ranks of published data and sends queued announcements of messages, without polling for incoming data. Call
@@ -241,17 +253,12 @@ impl Group {
     }
 
     /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
-    pub fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+    pub fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.net.interest(fds))
     }
 
-    /// Returns the bytes of collectives that this rank has sent to ranks of other nodes.
-    pub fn internode_bytes(&self) -> u64 {
-        self.remote.as_ref().map_or(0, |remote| remote.net.bytes_sent())
-    }
-
     /// Makes the wire reserve room for `bytes` bytes in flight to one rank of another node.
-    pub fn expect(&mut self, bytes: usize) {
+    pub fn set_in_flight(&mut self, bytes: usize) {
         if let Some(remote) = &mut self.remote {
             remote.net.expect(bytes);
         }
@@ -299,7 +306,7 @@ impl Remote {
         true
     }
 
-    fn cell(&mut self, local: &mut LocalChannels, channel: usize) -> Option<*mut u8> {
+    fn send_slot(&mut self, local: &mut LocalChannels, channel: usize) -> Option<*mut u8> {
         match self.routes.sends[channel] {
             SendRoute { shm: true, net: None } => local.cell(channel),
             SendRoute { shm: true, net: Some(net) } => {

@@ -35,6 +35,13 @@ pub struct Joined {
     pub log_lines: Vec<String>,
 }
 
+impl Joined {
+    /// Assumes distant caches of the readers and ignores measurements. For tests.
+    pub fn assume_distant_readers(&mut self) {
+        self.group.local.assume_distant_readers();
+    }
+}
+
 /// Keeps this process's endpoint open to the other ranks of a group.
 ///
 /// A rank that fails in `init` holds it until its error is in the store: a closed socket looks like the end of the process.

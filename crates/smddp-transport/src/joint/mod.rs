@@ -12,7 +12,7 @@ mod routes;
 mod scripted;
 mod transports;
 
-pub use group::Group;
+pub use group::{Group, Outgoing, RecvTarget};
 pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use messages::Messages;

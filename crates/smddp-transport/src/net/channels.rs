@@ -305,7 +305,8 @@ impl RemoteChannels {
         Ok(intact && self.state.in_flight == 0 && self.wire.is_flushed(ALL_CLASSES))
     }
 
-    pub(crate) fn end(&mut self) {
+    /// Ends the operation in progress; returns the bytes that it has sent.
+    pub(crate) fn end(&mut self) -> u64 {
         let state = &mut self.state;
         state.completed.push_back((state.seq, state.fingerprint));
         if state.completed.len() > KEPT_FINGERPRINTS {
@@ -313,6 +314,7 @@ impl RemoteChannels {
         }
         (state.open, state.seq) = (false, state.seq + 1);
         state.staging.give_back();
+        std::mem::take(&mut state.bytes_sent)
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {

@@ -10,10 +10,10 @@
 //!   line 0         nonce, state              line 1  done (operations finished)
 //!   ABORT_REPORT   length and text of the abort reason; valid if the state contains ABORTED
 //!   MESSAGE_RINGS  one offset per rank: the message ring to that rank (0: none yet)
-//!   slots          SLOTS x SLOT_STRIDE: header, then payload of small operations
+//!   headers        HEADERS x HEADER_STRIDE: header of an operation, then payload of a small one
 //!   shared page    one page of flags for devices
 //!
-//! slot           tag (seq + 1, written last), call, count, stage (offset of the operation's region, 0: none), payload
+//! header         tag (seq + 1, written last), call, count, stage (offset of the operation's region, 0: none), payload
 //! region         one ENTRY per channel; then per channel one line `published` and one line `read` per reader;
 //!                then the cells
 //! message ring   line 0: messages taken (updated occasionally), messages confirmed; then per entry: number + 1, tag,
@@ -68,10 +68,12 @@ pub(crate) const ABORTED: u32 = 4;
 pub(crate) const READS_PEERS: u32 = 8;
 
 /// Number of operations whose headers are kept, which also limits how many operations one rank may be ahead of another.
-pub(crate) const SLOTS: u64 = 4;
-pub(crate) const SLOT_HEADER: usize = 32;
-pub const SLOT_BYTES: usize = 8192;
-pub(crate) const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_BYTES + 32;
+pub(crate) const HEADERS: u64 = 4;
+/// Bytes of a header's fields.
+pub(crate) const HEADER_FIELDS: usize = 32;
+/// Maximum payload bytes that travel with a header.
+pub const HEADER_PAYLOAD_BYTES: usize = 8192;
+pub(crate) const HEADER_STRIDE: usize = HEADER_FIELDS + HEADER_PAYLOAD_BYTES + 32;
 
 pub(crate) const TAG: usize = 0;
 pub(crate) const CALL: usize = 8;
@@ -96,16 +98,16 @@ pub(crate) const BODY: usize = 32;
 /// Maximum size in bytes of a message that is stored inside its announcement.
 pub(crate) const INLINE_BYTES: usize = LINE - BODY;
 
-pub(crate) const fn slots_at(size: usize) -> usize {
+pub(crate) const fn headers_at(size: usize) -> usize {
     (MESSAGE_RINGS + 8 * size).next_multiple_of(LINE)
 }
 
-pub(crate) const fn slot_at(size: usize, seq: u64) -> usize {
-    slots_at(size) + (seq % SLOTS) as usize * SLOT_STRIDE
+pub(crate) const fn header_at(size: usize, seq: u64) -> usize {
+    headers_at(size) + (seq % HEADERS) as usize * HEADER_STRIDE
 }
 
 pub(crate) const fn shared_page_at(size: usize) -> usize {
-    (slots_at(size) + SLOTS as usize * SLOT_STRIDE).next_multiple_of(PAGE)
+    (headers_at(size) + HEADERS as usize * HEADER_STRIDE).next_multiple_of(PAGE)
 }
 
 pub(crate) const fn block_bytes(size: usize) -> usize {
@@ -113,4 +115,5 @@ pub(crate) const fn block_bytes(size: usize) -> usize {
 }
 
 const _: () = assert!(ERROR_TEXT + 8 + MAX_ERROR_BYTES <= PAGE);
-const _: () = assert!(SLOT_STRIDE.is_multiple_of(LINE) && (SLOT_HEADER + SLOT_BYTES) <= SLOT_STRIDE);
+const _: () =
+    assert!(HEADER_STRIDE.is_multiple_of(LINE) && (HEADER_FIELDS + HEADER_PAYLOAD_BYTES) <= HEADER_STRIDE);

@@ -1,7 +1,7 @@
 //! Memory orders of the fields in shared memory that one process writes and others read. `models/` checks this file
 //! against all executions that the memory model allows.
 
-use super::layout::{CALL, COUNT, SLOT_HEADER, SLOTS, STAGE, TAG};
+use super::layout::{CALL, COUNT, HEADER_FIELDS, HEADERS, STAGE, TAG};
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Monotonic counter that one rank writes and others read: messages published, messages read, operations finished.
@@ -22,11 +22,11 @@ impl Counter<'_> {
     }
 }
 
-/// Header of an operation, in a slot that later operations reuse.
+/// Header of an operation, in memory that later operations reuse.
 #[derive(Clone, Copy)]
-pub(crate) struct Slot<'a>(pub(crate) &'a [AtomicU64; SLOT_HEADER / 8]);
+pub(crate) struct OperationHeader<'a>(pub(crate) &'a [AtomicU64; HEADER_FIELDS / 8]);
 
-impl<'a> Slot<'a> {
+impl<'a> OperationHeader<'a> {
     /// Sequence number of the header's operation, plus one.
     #[inline]
     pub(crate) fn tag(self) -> Counter<'a> {
@@ -56,7 +56,7 @@ impl<'a> Slot<'a> {
     }
 
     /// Returns (call, count, stage) of operation `seq` once it is published. The operation must be unfinished at this
-    /// rank, because its slot is not reused until then.
+    /// rank, because its memory is not reused until then.
     #[inline]
     pub(crate) fn read(self, seq: u64) -> Option<(u64, u64, u64)> {
         if self.tag().read() != seq + 1 {
@@ -66,7 +66,7 @@ impl<'a> Slot<'a> {
         Some((of(CALL), of(COUNT), of(STAGE)))
     }
 
-    /// Returns the tag and (call, count) of operation `seq`, which is finished at this rank. The slot may be reused
+    /// Returns the tag and (call, count) of operation `seq`, which is finished at this rank. The header may be reused
     /// during the call; then the header is `None`. `done`: operations that the writer has finished.
     pub(crate) fn read_if_current(self, seq: u64, done: Counter<'_>) -> (u64, Option<(u64, u64)>) {
         let tag = self.tag().read();
@@ -74,8 +74,8 @@ impl<'a> Slot<'a> {
             return (tag, None);
         }
         let found = (self.field(CALL).load(Ordering::Acquire), self.field(COUNT).load(Ordering::Acquire));
-        // The writer does not reuse the slot before it has finished `seq + SLOTS` operations.
-        let current = done.0.load(Ordering::Relaxed) < seq + SLOTS;
+        // The writer does not reuse the header before it has finished `seq + HEADERS` operations.
+        let current = done.0.load(Ordering::Relaxed) < seq + HEADERS;
         (tag, current.then_some(found))
     }
 }

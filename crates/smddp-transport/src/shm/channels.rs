@@ -19,7 +19,7 @@ use super::recv_targets::RecvTargets;
 use super::shared_page::SharedPage;
 use crate::fork;
 use crate::process::layout::*;
-use crate::process::order::Slot;
+use crate::process::order::OperationHeader;
 use crate::process::{Endpoint, ProcessAddress, Region, Sleeper};
 use crate::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
 
@@ -127,8 +127,8 @@ impl LocalChannels {
         self.forks == fork::generation()
     }
 
-    fn slot(&self, seq: u64) -> usize {
-        self.block + slot_at(self.layout, seq)
+    fn header(&self, seq: u64) -> usize {
+        self.block + header_at(self.layout, seq)
     }
 
     /// Counts a poll without a result. Sleeping ranks are notified only after a few of them: a notification costs a full barrier,
@@ -146,15 +146,15 @@ impl LocalChannels {
         self.idle_polls = 0;
     }
 
-    /// Returns true if all ranks have finished the operation whose slot operation `seq` reuses.
-    fn slot_free(&mut self, seq: u64) -> bool {
-        let Some(before) = (seq + 1).checked_sub(SLOTS) else { return true };
+    /// Returns true if all ranks have finished the operation whose header operation `seq` reuses.
+    fn is_header_free(&mut self, seq: u64) -> bool {
+        let Some(before) = (seq + 1).checked_sub(HEADERS) else { return true };
         for rank in 0..self.size {
             if rank == self.me || self.begun[rank] > before {
                 continue;
             }
             let peer = &self.ranks.peers[rank];
-            let tag = peer.slot(self.layout, before).tag().read();
+            let tag = peer.header(self.layout, before).tag().read();
             if tag > before {
                 self.begun[rank] = tag;
             } else if peer.done().read() < before && !peer.has_finished() {
@@ -176,7 +176,7 @@ impl LocalChannels {
         let (ranks, size, mismatch) = (&self.ranks, self.layout, &mut self.mismatch);
         self.unchecked.retain(|unchecked| {
             let peer = &ranks.peers[unchecked.rank];
-            let (tag, found) = peer.slot(size, unchecked.seq).read_if_current(unchecked.seq, peer.done());
+            let (tag, found) = peer.header(size, unchecked.seq).read_if_current(unchecked.seq, peer.done());
             if let Some((call, count)) = found {
                 let theirs = CallFingerprint { call, count };
                 if theirs != unchecked.fingerprint && mismatch.is_none() {
@@ -197,7 +197,7 @@ impl LocalChannels {
         channel_layout: &Arc<Channels>,
         sources: &[ZeroCopySource],
     ) -> bool {
-        if !self.slot_free(seq)
+        if !self.is_header_free(seq)
             || !self.unchecked.is_empty() && !self.check_fingerprints()
             || self.mismatch.is_some()
         {
@@ -212,7 +212,7 @@ impl LocalChannels {
             return false;
         }
         self.seq = seq;
-        let slot = self.slot(seq);
+        let at = self.header(seq);
         self.sends.clear();
         // Channels whose blocks are all empty carry no message, but the header must still be published.
         let carries = channel_layout.send_channels.iter().any(|send_channel| send_channel.messages > 0);
@@ -230,14 +230,14 @@ impl LocalChannels {
         self.recvs.resize(channel_layout.recv_channels.len(), LocalRecv::default());
         self.recv_targets.clear();
         let Some(GroupHome { endpoint, .. }) = &self.home else { return true };
-        let header = Slot(endpoint.memory.flags(slot));
+        let header = OperationHeader(endpoint.memory.flags(at));
         header.write((fingerprint.call, fingerprint.count, stage));
         if channel_layout.inline && carries {
             // The header is published together with the payload.
             self.sends.push(LocalSend {
                 lines: 0,
-                cells: slot + SLOT_HEADER,
-                cell: SLOT_BYTES,
+                cells: at + HEADER_FIELDS,
+                cell: HEADER_PAYLOAD_BYTES,
                 depth: 1,
                 sent: 0,
                 read: 0,
@@ -293,7 +293,7 @@ impl LocalChannels {
         self.home.is_none() || rank == self.me || {
             let peer = &self.ranks.peers[rank];
             peer.done().read() > seq
-                || (seq..seq + SLOTS).any(|s| peer.slot(self.layout, s).tag().read() == s + 1)
+                || (seq..seq + HEADERS).any(|s| peer.header(self.layout, s).tag().read() == s + 1)
         }
     }
 
@@ -324,7 +324,7 @@ impl LocalChannels {
 
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
         let peer = self.ranks.peers.get(rank)?;
-        let (call, count, _) = peer.slot(self.layout, seq).read(seq)?;
+        let (call, count, _) = peer.header(self.layout, seq).read(seq)?;
         Some(CallFingerprint { call, count })
     }
 
@@ -414,7 +414,7 @@ impl Drop for LocalChannels {
         if self.retained_pages.load(Ordering::Acquire) {
             return;
         }
-        // Other ranks read the state and the last slots of the block until they have left, too.
+        // Other ranks read the state and the last headers of the block until they have left, too.
         let release = AllFinished { ranks: self.ranks.clone(), operations: u64::MAX };
         endpoint.control.give(block, block_bytes(size), Arc::new(release));
     }

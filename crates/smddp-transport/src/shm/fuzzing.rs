@@ -56,13 +56,13 @@ impl PeerMemory {
 
     /// Selects a flag that the second rank writes.
     pub(crate) fn pick(&self, field: u8, index: u8, seq: u64) -> &AtomicU64 {
-        let (index, slot) = (usize::from(index), |seq| self.block + slot_at(2, seq));
+        let (index, header) = (usize::from(index), |seq| self.block + header_at(2, seq));
         self.flag(match field % 12 {
             0 => self.block + [NONCE, STATE, DONE, ABORT_REPORT][index % 4],
             1 => self.block + ABORT_REPORT + 8 * (index % 128),
             2 => self.block + MESSAGE_RINGS,
-            3 | 4 => slot(seq) + [TAG, CALL, COUNT, STAGE][index % 4],
-            5 => slot(seq + 1) + [TAG, CALL, COUNT, STAGE][index % 4],
+            3 | 4 => header(seq) + [TAG, CALL, COUNT, STAGE][index % 4],
+            5 => header(seq + 1) + [TAG, CALL, COUNT, STAGE][index % 4],
             6 | 7 => self.region.offset + index / 8 % 4 * ENTRY + index % 8 * 8,
             8 => self.region.offset + 4 * ENTRY + index % 16 * LINE,
             9 | 10 => self.region.offset + RING + index * 8 % RING_BYTES,
@@ -78,7 +78,7 @@ impl PeerMemory {
 
     /// Writes a valid header of operation `seq`, with channels whose cells have `cell` bytes.
     pub(crate) fn header(&self, seq: u64, cell: u64, bytes: u64) {
-        let slot = self.block + slot_at(2, seq);
+        let header = self.block + header_at(2, seq);
         for channel in 0..4 {
             let entry = self.region.offset + channel * ENTRY;
             let lines = 4 * ENTRY + 2 * channel * LINE;
@@ -88,9 +88,9 @@ impl PeerMemory {
             self.flag(self.region.offset + lines).store(5, Ordering::Relaxed);
         }
         for (at, value) in [(CALL, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
-            self.flag(slot + at).store(value, Ordering::Relaxed);
+            self.flag(header + at).store(value, Ordering::Relaxed);
         }
-        self.flag(slot + TAG).store(seq + 1, Ordering::Release);
+        self.flag(header + TAG).store(seq + 1, Ordering::Release);
     }
 
     /// Announces a valid message of `bytes` bytes.

@@ -11,7 +11,7 @@ use crate::process::endpoint::Endpoint;
 use crate::process::last_error::read_from;
 use crate::process::layout::*;
 use crate::process::memory::SharedMemory;
-use crate::process::order::{self, Counter, Slot};
+use crate::process::order::{self, Counter, OperationHeader};
 use crate::process::peer::PeerProcess;
 use crate::process::pool::ReleaseCondition;
 use crate::token::Token;
@@ -64,9 +64,9 @@ impl LocalRank {
     pub(super) fn done(&self) -> Counter<'_> {
         Counter(self.flag(DONE))
     }
-    /// Returns its header slot of operation `seq`. `size`: size of the group.
-    pub(super) fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
-        Slot(self.memory().flags(self.block + slot_at(size, seq)))
+    /// Returns its header of operation `seq`. `size`: size of the group.
+    pub(super) fn header(&self, size: usize, seq: u64) -> OperationHeader<'_> {
+        OperationHeader(self.memory().flags(self.block + header_at(size, seq)))
     }
     /// Returns true if the control block still belongs to this group and is not closed.
     pub(super) fn is_open(&self) -> bool {

@@ -94,15 +94,15 @@ fn malformed_channel_fields_do_not_panic_the_reader() {
     for field in 0..6 {
         for value in EVIL {
             let mut links = begun(BYTES / 2);
-            let slot = links[1].block() + slot_at(2, 0);
-            let entry = get(&links[1], slot + STAGE);
+            let header = links[1].block() + header_at(2, 0);
+            let entry = get(&links[1], header + STAGE);
             // The offset of the channel table, then the fields of its first entry.
-            set(&links[1], if field == 0 { slot + STAGE } else { entry + 8 * (field - 1) }, value);
+            set(&links[1], if field == 0 { header + STAGE } else { entry + 8 * (field - 1) }, value);
             read(&mut links[0]);
             reported += usize::from(names_rank_1(&mut links[0]));
             // Restored, because the release of the block reads it.
             if field == 0 {
-                set(&links[1], slot + STAGE, entry as u64);
+                set(&links[1], header + STAGE, entry as u64);
             }
         }
     }
@@ -113,7 +113,7 @@ fn malformed_channel_fields_do_not_panic_the_reader() {
 fn malformed_reader_counts_do_not_panic_the_writer() {
     for value in EVIL {
         let mut links = begun(BYTES / 10);
-        let entry = get(&links[1], links[1].block() + slot_at(2, 0) + STAGE);
+        let entry = get(&links[1], links[1].block() + header_at(2, 0) + STAGE);
         let lines = entry + get(&links[1], entry);
         set(&links[1], lines + LINE, value);
         for _ in 0..8 {
@@ -236,7 +236,7 @@ fn malformed_single_copy_fields_do_not_panic_the_reader() {
     for field in 0..5 {
         for value in EVIL {
             let mut links = single_copy_pair(&from);
-            let entry = get(&links[1], links[1].block() + slot_at(2, 0) + STAGE);
+            let entry = get(&links[1], links[1].block() + header_at(2, 0) + STAGE);
             set(&links[1], entry + 8 * field, value);
             read(&mut links[0]);
             let reported = links[0].faults().into_iter().any(|fault| match fault {

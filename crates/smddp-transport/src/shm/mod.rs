@@ -16,7 +16,7 @@ mod prepare;
 mod recv_targets;
 mod shared_page;
 
-pub use crate::process::layout::SLOT_BYTES;
+pub use crate::process::layout::HEADER_PAYLOAD_BYTES;
 pub use channels::{LocalChannels, ZeroCopySource};
 pub use prepare::{Prepared, Unreachable};
 pub use shared_page::SharedPage;

@@ -6,7 +6,7 @@
 
 use std::mem::MaybeUninit;
 
-use smddp_transport::{Group, Mismatch};
+use smddp_transport::{Group, Mismatch, Outgoing};
 
 use super::{Cell, Host};
 use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};
@@ -77,7 +77,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             }
             at += self.compression.size(remote, bytes);
         }
-        self.host.group.publish(channel, at);
+        self.host.group.publish(channel, Outgoing::Slot { bytes: at });
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             sent_bytes += self.compression.size(compressed_out, bytes);
         }
         if let Some((channel, _)) = forward_slot {
-            self.host.group.publish(channel, sent_bytes);
+            self.host.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
         }
         Ok(true)
     }
@@ -165,7 +165,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             sent_bytes
         });
         if let Some((channel, _)) = forward_slot {
-            self.host.group.publish(channel, sent_bytes);
+            self.host.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
         }
         Ok(())
     }

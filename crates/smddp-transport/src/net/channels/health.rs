@@ -53,11 +53,6 @@ impl RemoteChannels {
         (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
     }
 
-    /// Payload bytes of collectives passed to the wire.
-    pub(crate) fn bytes_sent(&self) -> u64 {
-        self.state.bytes_sent
-    }
-
     /// Returns true if a rank aborted the group in operation `seq` or before.
     pub(crate) fn is_aborted(&self, seq: u64) -> bool {
         self.state.aborted_from.is_some_and(|from| from <= seq)

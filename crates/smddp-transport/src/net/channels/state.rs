@@ -67,7 +67,7 @@ pub(super) struct ChannelState {
     pub(super) recv_targets: Vec<Option<RecvTarget>>,
     /// Number of sends from slots whose memory is still in use.
     pub(super) in_flight: u64,
-    /// Payload bytes of collectives passed to the wire.
+    /// Payload bytes of the operation in progress passed to the wire.
     pub(super) bytes_sent: u64,
     /// Fingerprints of the last completed operations.
     pub(super) completed: VecDeque<(u64, CallFingerprint)>,

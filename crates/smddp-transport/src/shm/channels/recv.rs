@@ -27,7 +27,7 @@ impl LocalChannels {
     pub(super) fn resolve(&mut self, recv_channel: usize) -> Result<bool, Mismatch> {
         let want = self.channel_layout.recv_channels[recv_channel];
         let peer = &self.ranks.peers[want.rank];
-        let Some((call, count, stage)) = peer.slot(self.layout, self.seq).read(self.seq) else {
+        let Some((call, count, stage)) = peer.header(self.layout, self.seq).read(self.seq) else {
             return Ok(false);
         };
         self.begun[want.rank] = self.seq + 1;
@@ -36,8 +36,8 @@ impl LocalChannels {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = if self.channel_layout.inline {
-            let cells = peer.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
-            let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
+            let cells = peer.block + header_at(self.layout, self.seq) + HEADER_FIELDS;
+            let at = Channel { cells, cell: HEADER_PAYLOAD_BYTES, depth: 1, ..Channel::default() };
             LocalRecv { resolved: true, at, published: 1, ..LocalRecv::default() }
         } else {
             let memory = peer.memory();

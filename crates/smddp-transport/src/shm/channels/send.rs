@@ -172,7 +172,7 @@ impl LocalChannels {
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
         let (counter, value) = if self.channel_layout.inline {
-            (self.block + slot_at(self.layout, self.seq) + TAG, self.seq + 1)
+            (self.block + header_at(self.layout, self.seq) + TAG, self.seq + 1)
         } else {
             (out.lines, out.sent)
         };

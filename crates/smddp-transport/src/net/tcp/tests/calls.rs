@@ -251,7 +251,7 @@ fn the_report_of_a_dead_group_reaches_a_peer_that_accepts_the_first_connection_l
     leaves.leave();
     let begun = Instant::now();
     let faults = loop {
-        other.poll_network();
+        other.poll();
         let faults = other.faults(Instant::now());
         if !faults.is_empty() {
             break faults;

@@ -16,7 +16,7 @@ use crate::fuzzing::feed::{self, address_of, options};
 use crate::joint::{Prepared, TransportOptions};
 use crate::net::tcp::TcpAddress;
 use crate::token::Token;
-use crate::{CallFingerprint, Channels, Fault, Group, RankInfo, RecvChannel, SendChannel};
+use crate::{CallFingerprint, Channels, Fault, Group, Outgoing, RankInfo, RecvChannel, SendChannel};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than any delay in these tests.
@@ -60,21 +60,27 @@ impl Pair {
         while ended != [true; 2] {
             assert!(begun.elapsed() < DEADLINE, "the exchange does not end: {got:?}");
             for (rank, group) in self.groups.iter_mut().enumerate() {
-                group.poll_network();
+                group.poll();
                 if let Some(fault) = group.faults(Instant::now()).pop() {
                     return Err(fault);
                 }
                 if !opened[rank] {
                     let routed = group.info().routes.route(&Arc::new(channel_layout(1 - rank)));
-                    opened[rank] = group.begin(seq, CallFingerprint { call: 7, count: 1 }, &routed, &[]);
+                    opened[rank] = group.begin(
+                        seq,
+                        CallFingerprint { call: 7, count: 1 },
+                        &routed,
+                        &[],
+                        std::iter::empty(),
+                    );
                     if opened[rank] {
-                        let cell = group.cell(0).unwrap().cast::<u64>();
-                        // SAFETY: the cell belongs to this group, is aligned, and has eight bytes.
-                        unsafe { cell.write(number(rank, seq)) };
-                        group.publish(0, 8);
+                        let slot = group.send_slot(0).unwrap().cast::<u64>();
+                        // SAFETY: the slot belongs to this group, is aligned, and has eight bytes.
+                        unsafe { slot.write(number(rank, seq)) };
+                        group.publish(0, Outgoing::Slot { bytes: 8 });
                     }
                 } else if got[rank].is_none() {
-                    if let Some(message) = group.message(0).unwrap() {
+                    if let Some(message) = group.recv_slot(0).unwrap() {
                         // SAFETY: the message has eight bytes until it is released.
                         got[rank] = Some(unsafe { message.cast::<u64>().read() });
                         group.release(0);

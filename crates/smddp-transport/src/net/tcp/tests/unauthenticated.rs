@@ -41,7 +41,7 @@ fn second_connection_of_a_rank_is_rejected_and_the_first_is_kept() {
             let mut second = pair.call(to, from, class);
             let _ = second.write_all(&bytes);
             for group in &mut pair.groups {
-                group.poll_network();
+                group.poll();
             }
             pair.check_exchanges();
             assert!(is_closed_by_peer(&second), "case {case}: it is accepted");
@@ -62,14 +62,14 @@ fn unfinished_frames_on_many_connections_of_one_rank_do_no_harm() {
             let mut connection = pair.call(1, 0, 1);
             let _ = connection.write_all(&header(6, 1, [0, 0, bytes, 0, 0, 0]));
             let _ = connection.write_all(&[b'x'; 10]);
-            pair.groups[1].poll_network();
+            pair.groups[1].poll();
             connections.push(connection);
         }
         for part in 0..5 {
             for connection in &mut connections {
                 // Writes on rejected connections fail here.
                 let _ = connection.write_all(&[0xa5; 60]);
-                pair.groups[1].poll_network();
+                pair.groups[1].poll();
             }
             drop(vec![vec![1u8; bytes as usize]; part]);
         }

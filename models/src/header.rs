@@ -1,4 +1,4 @@
-//! Models of a slot header and the payload next to it: publication, reading and reuse.
+//! Models of a header and the payload next to it: publication, reading and reuse.
 
 macro_rules! models {
     ($over:ident) => {
@@ -7,8 +7,8 @@ macro_rules! models {
             use loom::sync::Arc;
             use loom::thread;
 
-            use crate::$over::layout::SLOTS;
-            use crate::$over::order::{Counter, Slot};
+            use crate::$over::layout::HEADERS;
+            use crate::$over::order::{Counter, OperationHeader};
             use crate::$over::sync::AtomicU64;
 
             struct Memory {
@@ -23,8 +23,8 @@ macro_rules! models {
                     Arc::new(Self { header, done: AtomicU64::new(done), payload: UnsafeCell::new(0) })
                 }
 
-                fn slot(&self) -> Slot<'_> {
-                    Slot(&self.header)
+                fn header(&self) -> OperationHeader<'_> {
+                    OperationHeader(&self.header)
                 }
             }
 
@@ -33,12 +33,12 @@ macro_rules! models {
                     let memory = Memory::new([0; 4], 0);
                     let writer = memory.clone();
                     let writing = thread::spawn(move || {
-                        writer.slot().write((7, 8, 9));
+                        writer.header().write((7, 8, 9));
                         // SAFETY: no thread reads the payload before the header is published.
                         writer.payload.with_mut(|payload| unsafe { *payload = 10 });
-                        writer.slot().publish(0);
+                        writer.header().publish(0);
                     });
-                    if let Some(header) = memory.slot().read(0) {
+                    if let Some(header) = memory.header().read(0) {
                         assert_eq!(header, (7, 8, 9));
                         // SAFETY: no thread writes the payload after the header is published.
                         assert_eq!(memory.payload.with(|payload| unsafe { *payload }), 10);
@@ -49,15 +49,15 @@ macro_rules! models {
 
             pub(super) fn reuse() {
                 crate::model(|| {
-                    // Operation 0 is published; its writer continues with the operation that reuses the slot.
-                    let memory = Memory::new([1, 7, 7, 7], SLOTS - 1);
+                    // Operation 0 is published; its writer continues with the operation that reuses the header.
+                    let memory = Memory::new([1, 7, 7, 7], HEADERS - 1);
                     let writer = memory.clone();
                     let writing = thread::spawn(move || {
-                        Counter(&writer.done).publish(SLOTS);
-                        writer.slot().write((8, 8, 8));
-                        writer.slot().publish(SLOTS);
+                        Counter(&writer.done).publish(HEADERS);
+                        writer.header().write((8, 8, 8));
+                        writer.header().publish(HEADERS);
                     });
-                    if let (_, Some(header)) = memory.slot().read_if_current(0, Counter(&memory.done)) {
+                    if let (_, Some(header)) = memory.header().read_if_current(0, Counter(&memory.done)) {
                         assert_eq!(header, (7, 7), "a header of another operation");
                     }
                     writing.join().unwrap();
@@ -80,7 +80,7 @@ fn published_header_and_payload_are_observed_whole() {
 }
 
 #[test]
-fn reused_slot_is_not_read_as_its_former_operation() {
+fn reused_header_is_not_read_as_its_former_operation() {
     crate::fails("unfenced::reuse", unfenced::reuse);
     crate::fails("loads_relaxed::reuse", loads_relaxed::reuse);
     right::reuse();
