@@ -21,6 +21,7 @@ pub mod warning;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use joint::{AbortReport, CallMismatch, Facts, Health, Liveness, QueryAnswer, RankFacts};
 pub use joint::{Group, RoutedChannels, Routes};
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};

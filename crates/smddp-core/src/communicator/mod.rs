@@ -194,7 +194,7 @@ impl Communicator {
 
     /// Returns the shortest round trip to `rank` that the kernel has measured, if any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        lock(&self.0.engine).group.round_trip(rank)
+        lock(&self.0.engine).group.health().round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {

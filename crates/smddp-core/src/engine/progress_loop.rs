@@ -281,8 +281,8 @@ impl SharedState {
     }
 
     /// Checks for failures that explain missing progress.
-    pub(crate) fn examine(&self, engine: &mut Engine, now: Instant) {
-        if let Err(error) = engine.examine(now) {
+    pub(crate) fn check(&self, engine: &mut Engine, now: Instant) {
+        if let Err(error) = engine.check(now) {
             self.fail_group(engine, error);
         }
     }
@@ -363,7 +363,7 @@ impl SharedState {
             // Either no progress, or continuous progress of other operations, which must not delay this call past
             // its deadline.
             if about_to_sleep.is_some() || check_timer.due() {
-                self.examine(engine, Instant::now());
+                self.check(engine, Instant::now());
                 if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }

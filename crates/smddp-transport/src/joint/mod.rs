@@ -1,5 +1,6 @@
 //! A group: shared memory within a node, and a wire between nodes if there are several.
 
+mod facts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod group;
@@ -12,7 +13,9 @@ mod scripted;
 mod simulated;
 mod transports;
 
+pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 pub use group::Group;
+pub use health::Health;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use options::{InterNode, TransportOptions};
 pub use routes::{RoutedChannels, Routes};

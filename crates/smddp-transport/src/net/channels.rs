@@ -14,6 +14,7 @@ use self::state::{ChannelState, PeerRecord};
 use super::frame::{Frame, Kind};
 use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
 use super::messages::{QueuedMessage, RemoteMessages};
+use super::tcp::straggler_query::StragglerQuery;
 use super::tcp::{ProcessLiveness, Sideband};
 use super::wire::{Ticket, Wire};
 use crate::fork;
@@ -59,6 +60,8 @@ pub(crate) struct RemoteChannels {
     /// Liveness connections to the peers' TCP listeners, for wires that do not detect dead peers. libfabric providers report
     /// a dead peer late, or never while nothing is sent to it.
     liveness: Option<ProcessLiveness>,
+    /// Query of ranks in progress.
+    query: Option<StragglerQuery>,
     state: ChannelState,
     aborted: bool,
     left_group: bool,
@@ -104,6 +107,7 @@ impl RemoteChannels {
             wire,
             sideband,
             liveness,
+            query: None,
             state,
             aborted: false,
             left_group: false,

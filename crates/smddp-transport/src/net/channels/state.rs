@@ -85,13 +85,6 @@ pub(super) struct ChannelState {
 unsafe impl Send for ChannelState {}
 
 impl ChannelState {
-    pub(super) fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        let silent = |(i, progress): (&RemoteRecv, &RecvProgress)| {
-            i.spec.rank == rank && progress.is_pending(&i.spec) && progress.received <= progress.released
-        };
-        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.recv_channels().any(silent)
-    }
-
     /// Readers with sends in flight, or whose full window stops the writer.
     pub(super) fn pending_readers(&self) -> impl Iterator<Item = usize> {
         let flow = &self.flow;
