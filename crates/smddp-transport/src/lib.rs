@@ -5,6 +5,7 @@
 
 pub mod bootstrap;
 mod close_on_fork;
+mod facts;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -21,8 +22,8 @@ pub mod warning;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use joint::{AbortReport, CallMismatch, Facts, Health, Liveness, QueryAnswer, RankFacts};
-pub use joint::{Group, RoutedChannels, Routes};
+pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
+pub use joint::{Group, Health, RoutedChannels, Routes};
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};
 pub use process::{Exporter, MemoryExport, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};

@@ -3,6 +3,7 @@
 
 pub(crate) mod call_log;
 pub(crate) mod error_text;
+pub(crate) mod limits;
 pub(crate) mod monitor;
 pub(crate) mod names;
 pub(crate) mod pending;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use smddp_transport::{Facts, QueryAnswer};
 
 use super::error_text::queried_ranks;
-use super::monitor::Limits;
+use super::limits::Limits;
 use super::pending::PendingCall;
 
 /// Largest number of ranks that are all queried at once.

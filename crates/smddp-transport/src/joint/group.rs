@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use super::health::LocalQueries;
+use super::local_queries::LocalQueries;
 use super::routes::{ChannelRoutes, RecvRoute, RoutedChannels, Routes, SendRoute};
 use crate::net::channels::RemoteChannels;
 

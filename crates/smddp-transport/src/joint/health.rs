@@ -3,20 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 use super::group::Group;
+use super::local_queries::LocalQueries;
 use crate::Fault;
+use crate::facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 use crate::net::channels::RemoteChannels;
 use crate::process::activity_query::ActivityQuery;
 use crate::process::{last_error, status};
-
-/// Queries of ranks of this node in progress, and the subject of their replies.
-#[derive(Default)]
-pub(super) struct LocalQueries {
-    queries: Vec<(usize, ActivityQuery)>,
-    /// Set until the results of the last query are filled in.
-    unfinished: bool,
-}
 
 /// Observation of the other ranks of a group. All methods return at once.
 pub struct Health<'a>(&'a mut Group);

@@ -1,11 +1,11 @@
 //! A group: shared memory within a node, and a wire between nodes if there are several.
 
-mod facts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod group;
 mod health;
 mod join;
+mod local_queries;
 mod messages;
 mod options;
 mod routes;
@@ -13,7 +13,6 @@ mod scripted;
 mod simulated;
 mod transports;
 
-pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 pub use group::Group;
 pub use health::Health;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};

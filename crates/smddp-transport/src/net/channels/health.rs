@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::state::PeerRecord;
 use super::{P2P, RemoteChannels, WaitNotice};
-use crate::joint::{QueryAnswer, RankFacts};
+use crate::facts::{QueryAnswer, RankFacts};
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::Broken;
 use crate::{CallFingerprint, Fault};
@@ -63,7 +63,8 @@ impl RemoteChannels {
     }
 
     pub(crate) fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
+        let peer = &self.state.peers[rank];
+        peer.newest.filter(|_| peer.begun == seq + 1)
     }
 
     /// Payload bytes of collectives passed to the wire.

@@ -17,9 +17,10 @@ use crate::{CallFingerprint, Fault, MAX_ABORT_REPORT, Mismatch};
 /// State of one peer rank.
 #[derive(Clone, Default)]
 pub(super) struct PeerRecord {
-    /// Number of operations that the peer is known to have begun, and the fingerprint of the newest.
+    /// Number of operations that the peer is known to have begun, and the fingerprint of the newest if its data has
+    /// arrived.
     pub(super) begun: u64,
-    pub(super) newest: CallFingerprint,
+    pub(super) newest: Option<CallFingerprint>,
     /// Set if the peer replied to a straggler query: `begun` is then exact.
     pub(super) replied: bool,
     /// Set if the peer's host received the straggler query, but its process did not reply.
@@ -146,7 +147,7 @@ impl ChannelState {
 
     pub(super) fn data_target(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
-        self.peers[peer].newest = CallFingerprint { call: frame.what, count: frame.count };
+        self.peers[peer].newest = Some(CallFingerprint { call: frame.what, count: frame.count });
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Target::Later;
         }

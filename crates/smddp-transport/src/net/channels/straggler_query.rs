@@ -26,7 +26,9 @@ impl RemoteChannels {
             state.unresponsive = reply == QueryResult::ProcessUnresponsive;
             if let QueryResult::Replied(answer) = reply {
                 state.replied = true;
-                state.begun = state.begun.max(answer.begun);
+                if answer.begun > state.begun {
+                    (state.begun, state.newest) = (answer.begun, None);
+                }
                 state.activity = answer.doing;
             } else {
                 state.replied = false;
