@@ -4,6 +4,7 @@
 //! other nodes if there are any.
 
 pub mod bootstrap;
+mod facts;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod handshake;
@@ -20,7 +21,8 @@ use smddp_base::{CloseOnFork, lock};
 
 pub use smddp_base::{fork, threads, warning};
 
-pub use joint::{Group, GroupInfo, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
+pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
+pub use joint::{Group, GroupInfo, Health, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
 pub use net::channels::Carrier;
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, MessageTransport};

@@ -193,7 +193,7 @@ impl Communicator {
 
     /// Returns the shortest round trip to `rank` that the kernel has measured, if any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        self.0.own().group.round_trip(rank)
+        self.0.own().group.health().round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {

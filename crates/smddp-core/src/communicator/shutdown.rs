@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
-use smddp_transport::{CallFingerprint, Group, Mismatch};
+use smddp_transport::{CallFingerprint, Mismatch};
 
 use crate::call::fingerprint::{self, mix};
 use crate::call::types::{DType, RedOp};
@@ -19,6 +19,7 @@ use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
 use crate::failure::call_log::MAX_RECORDED;
 use crate::failure::error_text;
+use crate::failure::names::GroupNames;
 use crate::log::{self, Level};
 use crate::sync::completion::Completion;
 use crate::sync::lock;
@@ -50,10 +51,10 @@ fn call_record(engine: &Engine, size: usize) -> Vec<u64> {
 
 /// Returns the first difference between the calls of all ranks. `None` if some ranks only await messages that were
 /// not sent: these recvs end with the group and report it.
-fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize) -> Option<Error> {
+fn first_difference(group: &GroupNames, call_records: &[u64], size: usize) -> Option<Error> {
     let each = call_records.len() / size;
     let call_record = |rank: usize| &call_records[rank * each..(rank + 1) * each];
-    let me = group.info().rank;
+    let me = group.me;
     let calls = call_record(me)[0];
     let first = calls.saturating_sub(MAX_RECORDED as u64);
     for (index, seq) in (first..calls).enumerate() {
@@ -65,7 +66,7 @@ fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize
         if let Some(rank) = (0..size).find(|&rank| fingerprint(rank) != mine) {
             let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
             let found = Mismatch { rank, theirs: fingerprint(rank), bytes: None };
-            return Some(error_text::mismatch(group, name, collective, seq, mine, found));
+            return Some(error_text::mismatch(group, collective, seq, mine, found));
         }
     }
     let counts =
@@ -83,7 +84,7 @@ fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize
         return None;
     }
     let describe = |&(from, to, sent, requested): &(usize, usize, u64, u64)| {
-        let (from, to) = (group.info().describe(from), group.info().describe(to));
+        let (from, to) = (group.describe(from), group.describe(to));
         format!("{from} sent {sent} message(s) to {to}, which posted {requested} recv(s) from it")
     };
     let mut detail = unreceived.iter().take(MAX_LISTED_PAIRS).map(describe).collect::<Vec<_>>().join("; ");
@@ -97,7 +98,7 @@ fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize
     let rank =
         unreceived.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
     detail += "; every send needs its recv";
-    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: name.to_owned(), rank, detail })
+    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.group(), rank, detail })
 }
 
 /// One collective of the shutdown, with its output.
@@ -201,7 +202,7 @@ impl SharedState {
         };
         wait(&step.work)?;
         let Some(mut engine) = self.try_own_for() else { return Ok(false) };
-        let Some(error) = first_difference(&engine.group, &self.name, &step.output(), self.size) else {
+        let Some(error) = first_difference(&engine.names, &step.output(), self.size) else {
             return Ok(false);
         };
         self.fail_group(&mut engine, error.clone());

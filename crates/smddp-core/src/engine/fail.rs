@@ -138,7 +138,7 @@ impl Engine {
     pub(crate) fn leave_error(&mut self, error: &Error) {
         match self.cause_text.take() {
             Some(first) => record_error(&first),
-            None => error_text::record_last_error(&self.group, &self.name, error),
+            None => record_error(&error_text::recorded(&self.names, error)),
         }
     }
 
@@ -210,8 +210,9 @@ impl Engine {
     /// Fails the group because this rank closes it. The other ranks receive the loss of this rank as the reason,
     /// with the last error of this process.
     pub(crate) fn depart(&mut self, error: &Error, now: Instant) {
-        let reason = error_text::departure(&self.group, &self.name, &self.oldest());
-        self.forwarded_report = Some((error.clone(), report::own(self.group.info().rank, &reason)));
+        let own_error = self.group.health().last_error(self.names.me);
+        let reason = error_text::departure(&self.names, &self.oldest(), own_error.as_ref());
+        self.forwarded_report = Some((error.clone(), report::own(self.names.me, &reason)));
         self.fail(error, now);
     }
 

@@ -1,11 +1,12 @@
 //! Send and recv. Messages are numbered per ordered pair of ranks in wire order, matched by tag, and independent of
 //! collectives.
 
+mod facts;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,6 @@ use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};
 use crate::call::types::DType;
 use crate::error::Error;
 use crate::failure::call_log::MessageLog;
-use crate::failure::error_text;
 use crate::observe::recorder::{Outcome, Recorder};
 use crate::sync::completion::Completion;
 
@@ -315,47 +315,6 @@ impl MessageQueues {
         self.recvs.push(recv);
     }
 
-    /// Returns the peers of all messages past their deadline; `None` if all are within their deadline.
-    pub(crate) fn late(&self, now: Instant) -> Option<Vec<usize>> {
-        let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
-        let all = self.sends.iter().chain(&self.recvs).chain(waiting);
-        let mut late = all.filter(|active| active.is_late(now)).peekable();
-        late.peek()?;
-        Some(late.filter_map(Active::peer).collect::<BTreeSet<_>>().into_iter().collect())
-    }
-
-    /// Ends messages past their deadline, after a query of their peers. A message that has not begun ends alone; an
-    /// interrupted transfer ends the group.
-    pub(crate) fn expire(&mut self, group: &Group, name: &str, now: Instant) -> Result<(), Error> {
-        let late = |active: &Active| active.is_late(now);
-        let begun =
-            self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
-        if let Some(active) = begun {
-            return Err(expired(active, group, name));
-        }
-        let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
-        self.waiting.retain(|_, by_tag| {
-            by_tag.retain(|_, posts| {
-                if posts.iter().any(|(_, recv)| late(recv)) {
-                    let all = std::mem::take(posts).into_iter();
-                    let (expired_recvs, left): (VecDeque<_>, _) = all.partition(|(_, recv)| late(recv));
-                    *posts = left;
-                    ended.extend(expired_recvs.into_iter().map(|(_, recv)| recv));
-                }
-                !posts.is_empty()
-            });
-            !by_tag.is_empty()
-        });
-        for active in ended {
-            count_message(&mut self.message_log, &active.post, -1);
-            self.recorder.over(active.seq, Outcome::Failed);
-            let error = expired(&active, group, name);
-            error_text::record_last_error(group, name, &error);
-            active.post.work.finish(Err(error));
-        }
-        Ok(())
-    }
-
     /// Ends all messages and returns their completions.
     pub(crate) fn end_all(&mut self) -> Vec<Arc<Completion>> {
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
@@ -396,20 +355,4 @@ fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group,
         rank: from,
         detail: format!("{} sends {}", group.info().describe(from), describe(envelope)),
     }
-}
-
-fn expired(active: &Active, group: &Group, name: &str) -> Error {
-    let missing: Vec<usize> = active.peer().into_iter().collect();
-    let detail = match missing.first() {
-        Some(&rank) => {
-            let other = format!(
-                "the transfer did not begin or complete; the peer is {}",
-                group.info().describe(rank)
-            );
-            [vec![other], error_text::activities(group, name, &missing)].concat().join("; ")
-        }
-        None => "no rank sent a message with this tag".to_owned(),
-    };
-    let (what, group) = (active.description(), name.to_owned());
-    Error::Timeout { what, group, after: active.post.timeout, missing, detail }
 }

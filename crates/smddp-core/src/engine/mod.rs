@@ -1,9 +1,9 @@
 //! The engine of a group: starts operations in order, advances them and completes them. One thread at a time owns
 //! it.
 
+mod check;
 mod detach;
 pub(crate) mod fail;
-mod failure_detection;
 pub(crate) mod messages;
 pub(crate) mod operation;
 pub(crate) mod owned_engine;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_plan::format::variant_name;
-use smddp_transport::Group;
+use smddp_transport::{Facts, Group};
 
 use crate::call::fingerprint;
 use crate::call::numbered;
@@ -31,6 +31,9 @@ use crate::exec::device::{self, ExecError};
 use crate::exec::host;
 use crate::exec::walk::Progress;
 use crate::failure::call_log::CallLog;
+use crate::failure::limits::Limits;
+use crate::failure::monitor::FailureMonitor;
+use crate::failure::names::GroupNames;
 use crate::log::{self, Level};
 use crate::observe::recorder::{Outcome, PathCounters, Recorder, ticks};
 use crate::sync::completion::Completion;
@@ -85,17 +88,16 @@ pub(crate) struct Engine {
     ended: Option<Box<EndedCalls>>,
     /// Last error of the process whose death ends this group.
     cause_text: Option<String>,
-    /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
-    /// time of discovery.
-    undelivered_since: Option<(usize, u64, Instant)>,
-    /// The active operation, if a rank that declared the group dead had completed it, and the time of discovery.
-    trailing_since: Option<(u64, Instant)>,
+    pub(crate) names: GroupNames,
+    /// State of the other ranks at the last check.
+    facts: Facts,
+    monitor: FailureMonitor,
+    /// Time at which the monitor requested the next check.
+    next_check: Option<Instant>,
     /// This rank leaves and has announced to the receivers of its messages that no more follow.
     announced_last: bool,
     /// True with SMDDP_DEBUG=TRACE.
     is_traced: bool,
-    /// Sequence number of the last call whose late ranks were logged.
-    logged_late: Option<u64>,
     /// Set by the progress thread: it polls this group, which waits for devices only (see [`Self::only_devices`]).
     pub(crate) device_only: bool,
 }
@@ -107,7 +109,10 @@ impl Engine {
         counters: Arc<PathCounters>,
         recorder: Arc<Recorder>,
     ) -> Self {
-        let messages = MessageQueues::new(group.info().rank, group.info().size, recorder.clone());
+        let info = group.info().clone();
+        let ranks = (0..info.size).map(|rank| info.describe(rank));
+        let names = GroupNames::new(info.rank, &name, ranks);
+        let messages = MessageQueues::new(info.rank, info.size, recorder.clone());
         Self {
             group,
             queue: VecDeque::new(),
@@ -130,11 +135,12 @@ impl Engine {
             phase: Phase::Running,
             ended: None,
             cause_text: None,
-            undelivered_since: None,
-            trailing_since: None,
+            monitor: FailureMonitor::new(names.clone(), Limits::default()),
+            names,
+            facts: Facts::default(),
+            next_check: None,
             announced_last: false,
             is_traced: log::is_enabled(Level::Trace),
-            logged_late: None,
             device_only: false,
         }
     }
@@ -241,7 +247,9 @@ impl Engine {
 
     /// Returns the longest sleep before the next poll. A device does not notify the doorbell.
     pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
-        self.max_flush_sleep().min(match self.queue.front() {
+        let check =
+            self.next_check.map_or(Duration::MAX, |at| at.saturating_duration_since(now).max(MIN_SLEEP));
+        check.min(self.max_flush_sleep()).min(match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
             // Less and less often: a device may hang forever.
@@ -277,6 +285,9 @@ impl Engine {
     /// Advances the collectives only.
     fn advance(&mut self) -> Result<bool, Error> {
         let mut moved = false;
+        if self.monitor.holds_calls() {
+            return Ok(moved);
+        }
         while let Some(op) = self.queue.front_mut() {
             let Operation { collective, seq, bound, execution, begun, device, .. } = &mut **op;
             let outcome = match device {
@@ -304,13 +315,13 @@ impl Engine {
                 Err(ExecError::Device(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A failed rank withdraws its memory; its reason then is the one to report.
-                    let cause = self.examine_faults(Instant::now());
-                    return Err(cause.unwrap_or(Error::System { what, reason }));
+                    self.on_transport_error(Error::System { what, reason }, true)?;
+                    break;
                 }
                 Err(ExecError::Peer(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
-                    self.await_faults()?;
-                    return Err(Error::System { what, reason });
+                    self.on_transport_error(Error::System { what, reason }, false)?;
+                    break;
                 }
                 Err(ExecError::Mismatch(mismatch)) => {
                     let (seq, mine) = (op.seq, op.bound.fingerprint);
@@ -380,15 +391,16 @@ impl Engine {
             if site.handle.released() {
                 // Another rank released all streams, so the data is invalid. The report with its reason is in
                 // flight.
-                if let Some(error) = self.examine_faults(Instant::now()) {
-                    return Err(error);
+                if self.monitor.holds_calls() {
+                    return Ok(moved);
                 }
-                let enqueued = &self.enqueued[index];
                 let reason = format!(
                     "another rank of the node failed while {} was on the device",
                     numbered(enqueued.collective, enqueued.seq)
                 );
-                return Err(Error::Closed { group: self.name.clone(), reason });
+                let error = Error::Closed { group: self.name.clone(), reason };
+                self.on_transport_error(error, true)?;
+                return Ok(moved);
             }
             if let Some(work) = self.enqueued.remove(index).and_then(|enqueued| enqueued.work) {
                 work.finish(Ok(()));
@@ -407,3 +419,6 @@ impl Engine {
 /// Maximum number of operations kept for repeated calls. A training step rarely makes more different calls that are
 /// small enough to benefit.
 const MAX_KEPT: usize = 8;
+
+/// Shortest sleep before a requested check.
+const MIN_SLEEP: Duration = Duration::from_micros(50);

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use smddp_plan::Collective;
 
 use crate::bind::BoundCall;
+use crate::call::fingerprint;
 use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::Execution;
-use crate::failure::error_text::PendingCall;
+use crate::failure::pending::PendingCall;
 use crate::sync::completion::Completion;
 
 /// Key of a repeated call. Calls with equal keys differ in buffer addresses only, so one check and one binding
@@ -94,9 +95,15 @@ impl Operation {
         }
     }
 
-    pub(crate) fn pending_call(&self) -> PendingCall {
-        let Self { collective, seq, timeout, .. } = *self;
-        PendingCall { collective, seq, fingerprint: self.bound.fingerprint, timeout }
+    /// Returns the operation as the failure monitor judges it; `since`: time from which its deadline counts.
+    pub(crate) fn pending_call(&self, since: Instant) -> PendingCall {
+        let Self { collective, seq, timeout, begun, .. } = *self;
+        PendingCall { collective, seq, fingerprint: self.bound.fingerprint, since, timeout, begun }
+    }
+
+    /// Returns true if this is the call by which the rank leaves the group.
+    pub(crate) fn is_leaving(&self) -> bool {
+        fingerprint::is_leaving(self.bound.fingerprint)
     }
 
     /// Returns true if the operation is small enough to keep for a repeated call.

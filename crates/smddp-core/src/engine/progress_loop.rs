@@ -248,9 +248,9 @@ impl SharedState {
     }
 
     /// Checks for failures that explain missing progress.
-    pub(crate) fn examine(&self, engine: &mut OwnedEngine<'_>, now: Instant) {
+    pub(crate) fn check(&self, engine: &mut OwnedEngine<'_>, now: Instant) {
         if engine.is_running()
-            && let Err(error) = engine.examine(now)
+            && let Err(error) = engine.check(now)
         {
             self.fail_group(engine, error);
         }
@@ -342,7 +342,7 @@ impl SharedState {
             // its deadline.
             if about_to_sleep.is_some() || check_timer.due() {
                 let was_running = engine.is_running();
-                self.examine(engine, Instant::now());
+                self.check(engine, Instant::now());
                 if was_running && !engine.is_running() {
                     about_to_sleep = None;
                     continue;

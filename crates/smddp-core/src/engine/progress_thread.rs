@@ -145,7 +145,7 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
                 moved |= comm.poll(engine);
                 if check_now {
                     let now = Instant::now();
-                    comm.examine(engine, now);
+                    comm.check(engine, now);
                     at_most =
                         at_most.min(engine.max_sleep(now)).min(max_poll_interval(&engine.group, &mut fds));
                 }

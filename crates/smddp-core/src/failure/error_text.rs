@@ -1,38 +1,33 @@
 //! Error texts: both calls of a mismatch, missing ranks, dead ranks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smddp_plan::Collective;
-use smddp_transport::process::record_error;
-use smddp_transport::{CallFingerprint, Group, Mismatch};
+use smddp_transport::{CallFingerprint, Facts, Mismatch, QueryAnswer, RankFacts};
 
 use crate::call::fingerprint::{self, call};
 use crate::call::numbered;
 use crate::call::types::DType;
-use crate::device::Enqueued;
 use crate::error::Error;
+use crate::failure::names::GroupNames;
+use crate::failure::pending::{ExpiredMessage, PendingCall};
 use crate::failure::report;
-use crate::observe::recorder;
 
-/// A pending collective, as error texts name it.
-#[derive(Clone, Copy)]
-pub(crate) struct PendingCall {
-    pub(crate) collective: Collective,
-    pub(crate) seq: u64,
-    pub(crate) fingerprint: CallFingerprint,
-    pub(crate) timeout: Duration,
-}
+/// Description of a process of this node that does not run.
+const STOPPED: &str = "is stopped (by a signal or a debugger)";
+/// Description of a rank of another node whose process does not run.
+const UNRESPONSIVE: &str = "does not answer, though its host does: its process is stopped, or has no time";
 
 pub(crate) fn mismatch(
-    group: &Group,
-    name: &str,
+    group: &GroupNames,
     collective: Collective,
     seq: u64,
     mine: CallFingerprint,
     found: Mismatch,
 ) -> Error {
-    let peer = group.info().describe(found.rank);
-    let me = group.info().rank;
+    let peer = group.describe(found.rank);
+    let me = group.me;
     let detail = match found.bytes {
         Some((expected, offered)) => {
             let element = fingerprint::dtype(mine).map_or(1, DType::size) as u64;
@@ -54,32 +49,30 @@ pub(crate) fn mismatch(
         true => call(mine),
         false => numbered(collective, seq),
     };
-    Error::Mismatch { what, group: name.to_owned(), rank: found.rank, detail }
+    Error::Mismatch { what, group: group.group(), rank: found.rank, detail }
 }
 
-pub(crate) fn timeout(group: &Group, name: &str, op: PendingCall) -> Error {
-    let (missing, detail) = absent(group, name, op);
-    let what = numbered(op.collective, op.seq);
-    Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
+pub(crate) fn timeout(group: &GroupNames, facts: &Facts, call: &PendingCall) -> Error {
+    let (missing, detail) = absent(group, facts, call);
+    Error::Timeout { what: call.name(), group: group.group(), after: call.timeout, missing, detail }
 }
 
-/// Log text for a call that waits for late ranks. `None` if no rank is known to be late; this does not query the
-/// ranks.
-pub(crate) fn late(group: &Group, name: &str, op: PendingCall, after: Duration) -> Option<String> {
-    let absent = |&rank: &usize| rank != group.info().rank && group.arrived(rank, op.seq) == Some(false);
-    let absent: Vec<usize> = (0..group.info().size).filter(absent).collect();
+/// Log text for a call that waits for late ranks. `None` if no rank is known to be late.
+pub(crate) fn late(group: &GroupNames, facts: &Facts, call: &PendingCall, after: Duration) -> Option<String> {
+    let absent = |&rank: &usize| rank != group.me && facts.ranks[rank].arrived == Some(false);
+    let absent: Vec<usize> = (0..group.size()).filter(absent).collect();
     (!absent.is_empty()).then(|| {
-        let (operation, missing) = (numbered(op.collective, op.seq), report::list(group, &absent));
+        let (operation, name, missing) = (call.name(), &group.group, report::list(group, &absent));
         format!("{operation} on group `{name}` has waited for {} s; missing: {missing}", after.as_secs())
     })
 }
 
 /// Timeout of an operation whose work is completely on the device but does not complete there.
-pub(crate) fn device_timeout(name: &str, enqueued: &Enqueued) -> Error {
+pub(crate) fn device_timeout(group: &GroupNames, call: &PendingCall) -> Error {
     Error::Timeout {
-        what: numbered(enqueued.collective, enqueued.seq),
-        group: name.to_owned(),
-        after: enqueued.timeout,
+        what: call.name(),
+        group: group.group(),
+        after: call.timeout,
         missing: Vec::new(),
         detail: "all ranks have made this call and all of its work is on their devices, but this rank's device has \
                  not completed it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
@@ -89,37 +82,77 @@ pub(crate) fn device_timeout(name: &str, enqueued: &Enqueued) -> Error {
 }
 
 /// Diagnosis of ranks that answer but never acknowledge data: the network drops large packets (path MTU).
-fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
-    let mut ranks = group.unacknowledged();
-    ranks.retain(|(rank, _)| !silent.contains(rank));
-    let &(first, payload) = ranks.first()?;
+fn undelivered(group: &GroupNames, facts: &Facts) -> Option<String> {
+    let answers = |rank: &RankFacts| rank.answer != Some(QueryAnswer::HostSilent);
+    let mut ranks = facts.ranks.iter().enumerate().filter(|(_, rank)| answers(rank));
+    let (first, payload) = ranks.find_map(|(rank, facts)| Some((rank, facts.unacknowledged?)))?;
     Some(format!(
         "{} does not acknowledge data although its host answers: packets with {payload} bytes of data do not arrive there, \
          smaller ones do; compare the MTU of the interfaces on both hosts and of tunnels between them (ip link), and try \
          ping -M do -s {}",
-        group.info().describe(first),
+        group.describe(first),
         // The headers of TCP with its timestamps, less that of ICMP.
         payload + 24
     ))
 }
 
-/// Ranks that have not arrived at operation `op`, and the text of a timeout. They include a rank that has begun the
-/// operation but no longer answers: its host may have lost power.
-fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
-    let seq = op.seq;
-    let (me, size, silent, stalled) = (group.info().rank, group.info().size, group.silent(), group.stalled());
+/// Returns the ranks whose hosts did not reply to a query.
+fn silent(facts: &Facts) -> Vec<usize> {
+    let ranks = facts.ranks.iter().enumerate();
+    ranks.filter(|(_, facts)| facts.answer == Some(QueryAnswer::HostSilent)).map(|(rank, _)| rank).collect()
+}
+
+/// Returns the ranks whose processes do not run although their hosts do, with a description.
+fn stalled(facts: &Facts) -> Vec<(usize, &'static str)> {
+    let with = |answer: QueryAnswer, text: &'static str| {
+        let ranks = facts.ranks.iter().enumerate().filter(move |(_, facts)| facts.answer == Some(answer));
+        ranks.map(move |(rank, _)| (rank, text))
+    };
+    with(QueryAnswer::Stopped, STOPPED).chain(with(QueryAnswer::ProcessUnresponsive, UNRESPONSIVE)).collect()
+}
+
+/// Returns the ranks that are late for operation `seq`, and those whose progress is unknown. Late ranks include a
+/// rank that has begun the operation but no longer answers: its host may have lost power.
+fn late_and_unknown(me: usize, facts: &Facts, silent: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
-    for rank in (0..size).filter(|&rank| rank != me) {
-        match group.arrived(rank, seq) {
+    for (rank, facts) in facts.ranks.iter().enumerate().filter(|(rank, _)| *rank != me) {
+        match facts.arrived {
             // The rank is leaving the group instead of making this call.
-            Some(true) if group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving) => {
-                late.push(rank)
-            }
+            Some(true) if facts.fingerprint.is_some_and(fingerprint::is_leaving) => late.push(rank),
             Some(true) => {}
             None if !silent.contains(&rank) => unknown.push(rank),
             _ => late.push(rank),
         }
     }
+    (late, unknown)
+}
+
+/// Returns the ranks that the operation in progress waits for, then the others. The awaited ranks come first, because
+/// only a few are queried.
+fn awaited_first(me: usize, facts: &Facts) -> (Vec<usize>, Vec<usize>) {
+    let others = (0..facts.ranks.len()).filter(|&rank| rank != me);
+    let (awaited, others): (Vec<_>, Vec<_>) = others.partition(|&rank| facts.ranks[rank].awaited);
+    let all = [&awaited[..], &others[..]].concat();
+    (awaited, all)
+}
+
+/// Returns the ranks whose activities the text of a timeout contains.
+pub(crate) fn queried_ranks(me: usize, facts: &Facts) -> Vec<usize> {
+    let silent = silent(facts);
+    let (late, unknown) = late_and_unknown(me, facts, &silent);
+    let mut ranks = match () {
+        () if !late.is_empty() || !unknown.is_empty() => late,
+        () if silent.is_empty() && stalled(facts).is_empty() => awaited_first(me, facts).1,
+        () => Vec::new(),
+    };
+    ranks.truncate(MAX_QUERIED);
+    ranks
+}
+
+/// Ranks that have not arrived at `op`, and the text of a timeout.
+fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, String) {
+    let (me, size, silent, stalled) = (group.me, group.size(), silent(facts), stalled(facts));
+    let (late, mut unknown) = late_and_unknown(me, facts, &silent);
     let mut parts = Vec::new();
     if !late.is_empty() || !unknown.is_empty() {
         let arrived = size - late.len() - unknown.len();
@@ -129,7 +162,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
         }
         parts.push(text);
         parts.push(format!("the call is {}", call(op.fingerprint)));
-        parts.extend(activities(group, name, &late));
+        parts.extend(activities(facts, &late));
         unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
         if !unknown.is_empty() {
             parts.push(format!("unknown: {}, which did not answer", report::list(group, &unknown)));
@@ -137,7 +170,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     } else if silent.is_empty() && !stalled.is_empty() {
         parts.push(format!("all {size} ranks arrived; the call is {}", call(op.fingerprint)));
     } else if silent.is_empty() {
-        let mut awaited = group.missing_peers();
+        let (awaited, all) = awaited_first(me, facts);
         let waits = match awaited.is_empty() {
             true => String::new(),
             false => format!(", and this rank waits for {}", report::list(group, &awaited)),
@@ -147,13 +180,11 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
              call is {}",
             call(op.fingerprint)
         ));
-        // The awaited ranks come first, because only a few are queried.
-        awaited.extend((0..size).filter(|rank| *rank != me && !awaited.contains(rank)).collect::<Vec<_>>());
-        parts.extend(activities(group, name, &awaited));
+        parts.extend(activities(facts, &all));
     }
-    parts.extend(undelivered(group, &silent));
+    parts.extend(undelivered(group, facts));
     for (rank, state) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(MAX_QUERIED) {
-        parts.push(format!("{} {state}", group.info().describe(*rank)));
+        parts.push(format!("{} {state}", group.describe(*rank)));
     }
     if !silent.is_empty() {
         let verb = if silent.len() == 1 { "does" } else { "do" };
@@ -171,22 +202,34 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     (missing, parts.join("; "))
 }
 
-/// Queries the first of these late ranks for their activity.
-pub(crate) fn activities(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
-    let queried = late.iter().take(MAX_QUERIED);
-    queried.filter_map(|&rank| Some(format!("rank {rank} {}", activity_of(group, name, rank)?))).collect()
+/// Returns the activities that the first of these ranks reported.
+fn activities(facts: &Facts, ranks: &[usize]) -> Vec<String> {
+    let queried = ranks.iter().take(MAX_QUERIED);
+    queried
+        .filter_map(|&rank| Some(format!("rank {rank} {}", facts.ranks[rank].activity.as_deref()?)))
+        .collect()
 }
 
-/// Returns the activity that a rank reports, if any.
-pub(crate) fn activity_of(group: &Group, name: &str, rank: usize) -> Option<String> {
-    Some(group.activity(rank, recorder::query_key(name, rank))).filter(|activity| !activity.is_empty())
+/// Error of a send or recv past its deadline.
+pub(crate) fn expired(group: &GroupNames, facts: &Facts, message: &ExpiredMessage) -> Error {
+    let missing: Vec<usize> = message.peer.into_iter().collect();
+    let detail = match missing.first() {
+        Some(&rank) => {
+            let other =
+                format!("the transfer did not begin or complete; the peer is {}", group.describe(rank));
+            [vec![other], activities(facts, &missing)].concat().join("; ")
+        }
+        None => "no rank sent a message with this tag".to_owned(),
+    };
+    let (what, group) = (message.description.clone(), group.group());
+    Error::Timeout { what, group, after: message.timeout, missing, detail }
 }
 
 /// Maximum number of missing ranks that are queried for their activity.
 pub(crate) const MAX_QUERIED: usize = 3;
 
 /// Appends the other lost ranks to the description of a loss, since any of them may be the first cause.
-pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String {
+pub(crate) fn with_others(group: &GroupNames, how: &str, others: &[usize]) -> String {
     if others.is_empty() {
         how.to_owned()
     } else {
@@ -194,43 +237,46 @@ pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String 
     }
 }
 
-/// Records this error of the group for processes that later find this process dead.
-pub(crate) fn record_last_error(group: &Group, name: &str, error: &Error) {
-    record_error(&format!("{} of group `{name}`: {error}", group.info().describe(group.info().rank)));
+/// Text of an error of the group for processes that later find this process dead.
+pub(crate) fn recorded(group: &GroupNames, error: &Error) -> String {
+    format!("{} of group `{}`: {error}", group.describe(group.me), group.group)
 }
 
-/// Returns the last error that the process of a lost rank recorded, if any.
-pub(crate) fn last_error(group: &Group, rank: usize) -> String {
-    group.last_error(rank).map_or_else(String::new, |(ago, text)| {
+/// Describes the last error that a process recorded, and its age. Empty if there is none.
+pub(crate) fn last_error(error: Option<&(Duration, Arc<str>)>) -> String {
+    error.map_or_else(String::new, |(ago, text)| {
         format!("; its last recorded error, {:.2} s before this one: {text}", ago.as_secs_f64())
     })
 }
 
 /// Error that the other ranks report when this rank closes the group with `pending` unfinished.
-pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
-    let me = group.info().rank;
+pub(crate) fn departure(
+    group: &GroupNames,
+    pending: &str,
+    own_error: Option<&(Duration, Arc<str>)>,
+) -> Error {
     let how =
-        format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(group, me));
-    lost(group, name, pending.to_owned(), me, &how)
+        format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(own_error));
+    lost(group, pending.to_owned(), group.me, &how)
 }
 
 /// Error of operation `what` for the loss of a rank.
-pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
+pub(crate) fn lost(group: &GroupNames, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
         what,
-        group: name.to_owned(),
+        group: group.group(),
         rank,
-        who: group.info().describe(rank),
+        who: group.describe(rank),
         how: how.to_owned(),
         advice: report::LOST_ADVICE,
     }
 }
 
 /// Error of a process that cannot reach a rank which may be healthy.
-pub(crate) fn unreachable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
-    let (me, other) = (group.info().describe(group.info().rank), group.info().describe(rank));
+pub(crate) fn unreachable(group: &GroupNames, what: &str, rank: usize, reason: &str) -> Error {
+    let (me, other) = (group.describe(group.me), group.describe(rank));
     Error::System {
-        what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),
+        what: format!("{what} on group `{}` failed: {me} cannot reach {other}", group.group),
         reason: reason.to_owned(),
     }
 }

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use smddp_transport::{Group, MAX_ABORT_REPORT};
+use smddp_transport::MAX_ABORT_REPORT;
 
+use super::names::GroupNames;
 use crate::error::Error;
 
 /// Maximum length of a rank list, in bytes.
@@ -47,17 +48,13 @@ fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
 }
 
 /// Lists ranks with name and host. A long list has them for the first rank only, then numbers.
-pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
+pub(crate) fn list(group: &GroupNames, ranks: &[usize]) -> String {
     let mut names = String::new();
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
-        names += &group.info().describe(rank);
+        names += &group.describe(rank);
         if names.len() > MAX_RANK_LIST {
-            return format!(
-                "{}, {}",
-                group.info().describe(ranks[0]),
-                ranges(&ranks[1..], MAX_RANK_LIST / 2)
-            );
+            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], MAX_RANK_LIST / 2));
         }
     }
     names
@@ -102,18 +99,18 @@ pub(crate) fn lost_rank(report: &str) -> Option<usize> {
 }
 
 /// Converts a report from rank `from` to an error of the same kind, for the call `what`.
-pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
+pub(crate) fn to_error(group: &GroupNames, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (header, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
     let mut fields = header.split(';');
     let kind = fields.next().unwrap_or_default();
-    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.info().size);
+    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.size());
     let origin: usize = origin.unwrap_or(from);
-    let ranks = parse_ranges(fields.next().unwrap_or_default(), group.info().size);
+    let ranks = parse_ranges(fields.next().unwrap_or_default(), group.size());
     let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
-    let reporter = group.info().describe(origin);
-    let in_group = name.to_owned();
+    let reporter = group.describe(origin);
+    let in_group = group.group();
     // A report in an unknown format is quoted unchanged.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
     let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
@@ -127,7 +124,7 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
                 what,
                 group: in_group,
                 rank,
-                who: group.info().describe(rank),
+                who: group.describe(rank),
                 how: if ranks.first() == Some(&origin) {
                     text.to_owned()
                 } else {
@@ -143,7 +140,7 @@ pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, rep
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::for_tests::group;
+    use crate::failure::tests::names;
 
     fn timeout(missing: Vec<usize>, detail: String) -> Error {
         let (what, group) = ("barrier #7".to_owned(), "g".to_owned());
@@ -168,8 +165,8 @@ mod tests {
 
     #[test]
     fn long_rank_lists_name_the_host_of_the_first_rank() {
-        let group = group(300);
-        let names = [3, 5, 9].map(|rank| group.info().describe(rank));
+        let group = names(300);
+        let names = [3, 5, 9].map(|rank| group.describe(rank));
         assert!(names[0].starts_with("rank 3 (host "), "{names:?}");
         assert_eq!(list(&group, &[3, 9]), format!("{}, {}", names[0], names[2]));
         let many: Vec<usize> = std::iter::once(5).chain(258..270).collect();
@@ -179,12 +176,12 @@ mod tests {
 
     #[test]
     fn report_preserves_error_and_waited_time() {
-        let group = group(300);
+        let group = names(300);
         let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
         let error = timeout(missing.clone(), format!("missing: {}", list(&group, &missing)));
         let report = own(9, &error);
         assert!(report.len() <= MAX_ABORT_REPORT, "{}", report.len());
-        let received = to_error(&group, "g", "all_reduce #8".to_owned(), 4, &report);
+        let received = to_error(&group, "all_reduce #8".to_owned(), 4, &report);
         let Error::Timeout { what, after, missing: reported, detail, .. } = &received else {
             panic!("{received}")
         };
@@ -192,8 +189,8 @@ mod tests {
         assert!(
             detail.starts_with(&format!(
                 "{} reports: barrier #7: missing: {}",
-                group.info().describe(9),
-                group.info().describe(1)
+                group.describe(9),
+                group.describe(1)
             )),
             "{detail}"
         );
@@ -211,7 +208,7 @@ mod tests {
 
     #[test]
     fn malformed_report_is_quoted() {
-        let group = group(4);
+        let group = names(4);
         let whole = own(2, &timeout(vec![1, 3], "missing".to_owned()));
         let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
         let odd = [
@@ -222,7 +219,7 @@ mod tests {
             "T;1;0-18446744073709551615;7\na\nb",
         ];
         for text in cut.chain(odd.map(str::to_owned)) {
-            let error = to_error(&group, "g", "barrier #1".to_owned(), 3, &text);
+            let error = to_error(&group, "barrier #1".to_owned(), 3, &text);
             assert!(error.to_string().contains(" reports"), "{text:?}: {error}");
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options};
-use smddp_transport::{CallFingerprint, Channels};
+use smddp_transport::{CallFingerprint, Channels, Facts};
 
 use crate::common::group::world;
 use crate::common::job::Job;
@@ -109,8 +109,13 @@ fn departure_does_not_count_as_arrival_in_a_call() {
     }));
     for (seq, routed, arrived) in [(0, routed.clone(), true), (1, routed.unannounced(), false)] {
         assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[], iter::empty()));
-        querying.straggler_query();
-        assert_eq!(querying.arrived(1, seq), Some(arrived), "#{seq}");
+        let (mut health, mut facts) = (querying.health(), Facts::default());
+        health.start_query(&[1], |_| 0, Instant::now());
+        while !health.poll_query(Instant::now(), &mut facts) {
+            std::thread::yield_now();
+        }
+        health.observe(Instant::now(), seq, &mut facts);
+        assert_eq!(facts.ranks[1].arrived, Some(arrived), "#{seq}");
         departing.end();
     }
 }

@@ -182,7 +182,7 @@ impl Rank {
     /// Calls all query functions.
     fn inspect(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
-        let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent_hosts());
+        let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq));
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
         if script.yes() {
             // A fault ends the group; some inputs continue for a while.

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use super::info::GroupInfo;
+use super::local_queries::LocalQueries;
 use super::routes::{ChannelRoutes, RecvRoute, RoutedChannels, Routes, SendRoute};
 use crate::net::channels::RemoteChannels;
 use crate::shm::{LocalChannels, ZeroCopySource};
@@ -30,7 +31,7 @@ pub enum Outgoing {
 /// One rank's end of a communicator.
 ///
 /// Messages pass through the *cells* of channels: a writer fills its next cell and publishes it, a reader reads it in place and
-/// releases it. `straggler_query`, `straggler_query_of`, `activity`, `abort` (50 ms) and `leave` may block. All other methods return at
+/// releases it. `abort` (50 ms) and `leave` may block. All other methods return at
 /// once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
 pub struct Group {
     info: Arc<GroupInfo>,
@@ -38,6 +39,7 @@ pub struct Group {
     pub(super) local: LocalChannels,
     /// Remote half of a group that spans nodes.
     pub(super) remote: Option<Remote>,
+    pub(super) local_queries: LocalQueries,
 }
 
 pub(super) struct Remote {
@@ -72,7 +74,7 @@ impl Group {
             endpoint: local.home().map(|(endpoint, _)| endpoint),
         };
         let remote = net.map(|net| Remote { net, routes: Arc::default(), filling: Vec::new() });
-        Self { info: Arc::new(info), routes, local, remote }
+        Self { info: Arc::new(info), routes, local, remote, local_queries: LocalQueries::default() }
     }
 
     /// Returns the facts about the group that do not change.
@@ -94,7 +96,7 @@ impl Group {
     }
 
     /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or the group has failed;
-    /// [`Self::faults`] then returns the reason.
+    /// [`super::Health::observe`] then finds the reason.
     ///
     /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must remain
     /// unchanged until the operation ends. [`Self::send_slot`] returns that memory if the readers can read it, else an ordinary slot.

@@ -1,69 +1,31 @@
 //! Facts about the other ranks of a group: their progress, errors and deaths.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::group::Group;
+use super::local_queries::LocalQueries;
+use crate::Fault;
+use crate::facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 use crate::net::channels::RemoteChannels;
+use crate::process::activity_query::ActivityQuery;
 use crate::process::{last_error, status};
-use crate::{CallFingerprint, Fault};
 
-/// Description of a rank of another node whose process does not run.
-const MUTE: &str = "does not answer, though its host does: its process is stopped, or has no time";
+/// Observation of the other ranks of a group. All methods return at once.
+pub struct Health<'a>(&'a mut Group);
 
 impl Group {
+    /// Returns the access to facts about the other ranks.
+    pub fn health(&mut self) -> Health<'_> {
+        Health(self)
+    }
+
     /// Returns the node index of a rank of this node, or the remote channels for a rank of another node.
     pub(super) fn path_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
         match (self.routes.local_index(rank), &self.remote) {
             (None, Some(remote)) => Err(&remote.net),
             (local, _) => Ok(local.unwrap_or(rank)),
         }
-    }
-
-    /// Returns true if `rank` has begun operation `seq` or a later one; `None` if that is unknown.
-    pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        self.path_to(rank)
-            .map_or_else(|net| net.arrived(rank, seq), |local| Some(self.local.arrived(local, seq)))
-    }
-
-    /// Returns true if operation `seq` cannot end here without `rank`, and `rank` is not known to have begun it.
-    pub fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank)
-            .map_or_else(|net| net.waits_for(rank, seq), |local| !self.local.arrived(local, seq))
-    }
-
-    /// Returns true if operation `seq` cannot end here before `rank`, of another node, has accepted this rank's data.
-    pub fn has_unfinished_sends(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank).err().is_some_and(|net| net.has_pending_sends_to(rank, seq))
-    }
-
-    /// Returns the ranks of other nodes that the operation in progress waits for: for their data, or until they accept data.
-    pub fn missing_peers(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.pending_ranks())
-    }
-
-    /// Returns the fingerprint of operation `seq` at `rank`, if that is among the operations that `rank` has begun most recently.
-    pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        self.path_to(rank)
-            .map_or_else(|net| net.fingerprint_of(rank, seq), |local| self.local.fingerprint_of(local, seq))
-    }
-
-    /// Queries after an expired deadline which ranks have begun the operation, if that is unknown. Takes a few seconds at most, and
-    /// ends early once another rank aborts the group.
-    pub fn straggler_query(&mut self) {
-        let Some(remote) = &mut self.remote else { return };
-        let (local, routes) = (&self.local, &self.routes);
-        let node_indices = || (0..routes.size()).filter_map(|rank| routes.local_index(rank));
-        remote.net.query_stragglers(&routes.remote_ranks(), |seq| {
-            node_indices().any(|index| !local.arrived(index, seq))
-        });
-    }
-
-    /// Queries only `ranks`, when this rank waits for something else than an operation.
-    pub fn straggler_query_of(&mut self, ranks: &[usize]) {
-        let Some(remote) = &mut self.remote else { return };
-        let peers: Vec<usize> =
-            ranks.iter().copied().filter(|&rank| self.routes.local_index(rank).is_none()).collect();
-        remote.net.query_ranks(&peers);
     }
 
     /// Sets the number by which status queries refer to this rank.
@@ -73,46 +35,9 @@ impl Group {
         }
     }
 
-    /// Returns the activity that `rank` reports: queried now for a rank of this node, else from the last straggler query. Empty if it
-    /// reported none. `about`: number for status queries about it. May take a second.
-    pub fn activity(&self, rank: usize, about: u64) -> String {
-        match self.path_to(rank) {
-            Err(net) => net.activity(rank).to_owned(),
-            Ok(local) => {
-                let process = self.local.process(local);
-                process.map_or_else(String::new, |one| status::activity(one, self.local.pid(local), about))
-            }
-        }
-    }
-
-    /// Returns the last error of the process of `rank` and its age; the text names the rank that had it. `None` if there was none,
-    /// or if `rank` is on another node and has not sent its last message.
-    pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
-        if rank == self.info().rank {
-            return last_error::own();
-        }
-        self.path_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
-    }
-
-    /// Returns the ranks whose processes do not run although their hosts do, with a description. For ranks of other nodes it is the
-    /// result of the last straggler query.
-    pub fn stalled(&self) -> Vec<(usize, &'static str)> {
-        let local = (0..self.routes.size()).filter(|&rank| {
-            let pid = self.routes.local_index(rank).and_then(|local| self.local.pid(local));
-            pid.is_some_and(status::is_stopped)
-        });
-        let remote = self.remote.iter().flat_map(|remote| remote.net.unresponsive());
-        local.map(|rank| (rank, status::STOPPED)).chain(remote.map(|rank| (rank, MUTE))).collect()
-    }
-
-    /// Returns the ranks of other nodes whose hosts did not reply to the last straggler query.
-    pub fn silent(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent_hosts())
-    }
-
-    /// Returns ranks that are lost, have left or have aborted the group, and mismatched calls. Call it while this rank waits: it starts
-    /// watching, at `now`, the ranks that this rank waits for.
-    pub fn faults(&mut self, now: Instant) -> Vec<Fault> {
+    /// Returns ranks that are lost, have left or have aborted the group, and mismatched calls. Starts watching, at `now`, the ranks
+    /// that this rank waits for.
+    pub(crate) fn faults(&mut self, now: Instant) -> Vec<Fault> {
         let mut faults = self.local.faults();
         if let Some(remote) = &mut self.remote {
             faults.iter_mut().for_each(|fault| self.routes.fault_globally(fault));
@@ -122,25 +47,173 @@ impl Group {
     }
 
     /// Returns true if `rank`, which aborted the group, had ended operation `seq` before.
-    pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
+    fn failed_after(&self, rank: usize, seq: u64) -> bool {
         self.path_to(rank)
             .map_or_else(|net| net.aborted_after(rank, seq), |local| self.local.arrived(local, seq + 1))
+    }
+}
+
+impl Health<'_> {
+    /// Updates `facts` for operation `seq`. Call it while this rank waits: it starts watching, at `now`, the ranks that this rank waits
+    /// for, and sends wait notices that are due. Results of queries of ranks of this node are kept.
+    pub fn observe(&mut self, now: Instant, seq: u64, facts: &mut Facts) {
+        let faults = self.0.faults(now);
+        let group = &*self.0;
+        facts.seq = seq;
+        facts.mismatches.clear();
+        facts.ranks.resize_with(group.info().size, RankFacts::default);
+        for (rank, facts) in facts.ranks.iter_mut().enumerate() {
+            let RankFacts { answer, activity, unacknowledged, .. } = std::mem::take(facts);
+            *facts = RankFacts { answer, activity, unacknowledged, ..RankFacts::default() };
+            match group.path_to(rank) {
+                Ok(local) => {
+                    facts.is_local = true;
+                    facts.fingerprint = group.local.fingerprint_of(local, seq);
+                    let arrived = facts.fingerprint.is_some() || group.local.arrived(local, seq);
+                    (facts.arrived, facts.missing) = (Some(arrived), !arrived);
+                }
+                Err(net) => net.observe(rank, seq, facts),
+            }
+        }
+        if let Some(remote) = &group.remote {
+            remote.net.observe_operation(seq, &mut facts.ranks);
+        }
+        for (order, fault) in faults.into_iter().enumerate() {
+            self.add(order, fault, facts);
+        }
+    }
+
+    /// Adds a fault; `order`: its position among all faults.
+    fn add(&self, order: usize, fault: Fault, facts: &mut Facts) {
+        let seq = facts.seq;
+        if let Fault::Mismatch { seq, mine, found } = fault {
+            return facts.mismatches.push(CallMismatch { seq, mine, found });
+        }
+        let (Fault::Lost { rank, .. }
+        | Fault::Unreachable { rank, .. }
+        | Fault::Left { rank }
+        | Fault::Aborted { rank, .. }
+        | Fault::Mismatch { found: crate::Mismatch { rank, .. }, .. }) = fault;
+        let Some(facts) = facts.ranks.get_mut(rank) else { return };
+        let known = std::mem::take(&mut facts.liveness);
+        facts.liveness = match (known, fault) {
+            (known @ Liveness::Lost { .. }, _) => known,
+            (_, Fault::Lost { how, .. }) => Liveness::Lost { order, reason: how },
+            (known @ Liveness::Unreachable { .. }, _) => known,
+            (_, Fault::Unreachable { reason, .. }) => Liveness::Unreachable { reason },
+            (_, Fault::Left { .. }) => Liveness::Left,
+            (known, Fault::Aborted { reason, .. }) => {
+                let is_later = self.0.failed_after(rank, seq);
+                facts.abort = Some(AbortReport { report: reason.into(), is_later });
+                known
+            }
+            (known, Fault::Mismatch { .. }) => known,
+        };
+        if facts.liveness != Liveness::Alive && facts.last_error.is_none() {
+            facts.last_error = self.last_error(rank);
+        }
+    }
+
+    /// Returns the last error of the process of `rank` and its age; the text names the rank that had it. `None` if there was none,
+    /// or if `rank` is on another node and has not sent its last message.
+    #[must_use]
+    pub fn last_error(&self, rank: usize) -> Option<(Duration, Arc<str>)> {
+        let error = match self.0.path_to(rank) {
+            _ if rank == self.0.info().rank => last_error::own(),
+            Ok(local) => self.0.local.last_error(local),
+            Err(net) => net.last_error(rank),
+        };
+        error.map(|(ago, text)| (ago, text.into()))
     }
 
     /// Watches ranks that this rank waits for outside of this group: detects their deaths from `now` on, if called repeatedly.
     pub fn watch(&mut self, ranks: &[usize], now: Instant) {
-        let Some(remote) = &mut self.remote else { return };
-        let remote_ranks = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
+        let Some(remote) = &mut self.0.remote else { return };
+        let remote_ranks = ranks.iter().filter(|&&rank| self.0.routes.local_index(rank).is_none());
         remote_ranks.for_each(|&rank| remote.net.watch(rank, now));
     }
 
-    /// Returns the ranks of other nodes that do not acknowledge data, with the largest packet payload to them in bytes.
-    pub fn unacknowledged(&self) -> Vec<(usize, u32)> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.unacknowledged())
+    /// Starts a query of `ranks`: for ranks of other nodes, of their progress and activity; for ranks of this node, of
+    /// their activity. Continue it with [`Self::poll_query`]. It replaces a query in progress. `about`: returns the number by which
+    /// status queries refer to a rank.
+    pub fn start_query(&mut self, ranks: &[usize], about: impl Fn(usize) -> u64, now: Instant) {
+        let group = &mut *self.0;
+        let (mut remote_ranks, mut queries) = (Vec::new(), Vec::new());
+        for &rank in ranks.iter().filter(|&&rank| rank != group.routes.me) {
+            match (group.path_to(rank).ok(), &group.remote) {
+                (None, Some(_)) => remote_ranks.push(rank),
+                (local, _) => {
+                    let local = local.unwrap_or(rank);
+                    if let Some(process) = group.local.process(local) {
+                        let query = ActivityQuery::new(process, group.local.pid(local), about(rank), now);
+                        queries.push((rank, query));
+                    }
+                }
+            }
+        }
+        if let Some(remote) = &mut group.remote {
+            remote.net.start_query(&remote_ranks);
+        }
+        group.local_queries = LocalQueries { queries, unfinished: true };
+    }
+
+    /// Ends a query in progress.
+    pub fn cancel_query(&mut self) {
+        self.0.local_queries = LocalQueries::default();
+        if let Some(remote) = &mut self.0.remote {
+            remote.net.cancel_query();
+        }
+    }
+
+    /// Continues the query and adds new results to `facts`; returns true once it is complete, or if there is none. It then
+    /// also adds which processes of this node are stopped, and which ranks do not acknowledge data.
+    pub fn poll_query(&mut self, now: Instant, facts: &mut Facts) -> bool {
+        let group = &mut *self.0;
+        facts.ranks.resize_with(group.routes.size(), RankFacts::default);
+        group.local_queries.queries.retain_mut(|(rank, query)| {
+            let Some(activity) = query.poll(now) else { return true };
+            facts.ranks[*rank].activity = Some(activity.into());
+            false
+        });
+        let mut finished = group.local_queries.queries.is_empty();
+        if let Some(remote) = &mut group.remote {
+            finished &= remote.net.poll_query(now);
+        }
+        if finished && std::mem::take(&mut group.local_queries.unfinished) {
+            self.complete_query(facts);
+        }
+        facts.is_querying = !finished;
+        finished
+    }
+
+    fn complete_query(&self, facts: &mut Facts) {
+        let group = &*self.0;
+        let seq = facts.seq;
+        facts.ranks.iter_mut().for_each(|rank| rank.unacknowledged = None);
+        for (rank, facts) in facts.ranks.iter_mut().enumerate() {
+            match (group.routes.local_index(rank), group.path_to(rank)) {
+                (Some(local), _) => {
+                    let is_stopped = group.local.pid(local).is_some_and(status::is_stopped);
+                    facts.answer = is_stopped.then_some(QueryAnswer::Stopped);
+                }
+                (None, Err(net)) => {
+                    net.observe(rank, seq, facts);
+                    let activity = net.activity(rank);
+                    facts.activity = (!activity.is_empty()).then(|| activity.into());
+                }
+                (None, Ok(_)) => {}
+            }
+        }
+        if let Some(remote) = &group.remote {
+            for (rank, payload) in remote.net.unacknowledged() {
+                facts.ranks[rank].unacknowledged = Some(payload);
+            }
+        }
     }
 
     /// Returns the round-trip time to `rank` that the kernel of this process has measured; `None` without a measurement.
+    #[must_use]
     pub fn round_trip(&self, rank: usize) -> Option<Duration> {
-        self.remote.as_ref()?.net.round_trip(rank)
+        self.0.remote.as_ref()?.net.round_trip(rank)
     }
 }

@@ -6,6 +6,7 @@ mod group;
 mod health;
 mod info;
 mod join;
+mod local_queries;
 mod messages;
 mod options;
 mod routes;
@@ -13,6 +14,7 @@ mod scripted;
 mod transports;
 
 pub use group::{Group, Outgoing, RecvTarget};
+pub use health::Health;
 pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use messages::Messages;

@@ -15,6 +15,7 @@ use self::state::{ChannelState, PeerRecord};
 use super::frame::{ALL_CLASSES, Frame, Kind};
 use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
 use super::messages::{QueuedMessage, RemoteMessages};
+use super::tcp::straggler_query::StragglerQuery;
 use super::tcp::{ProcessLiveness, Sideband};
 use super::wire::{Payload, Ticket, Wire};
 use crate::fork;
@@ -61,6 +62,8 @@ pub(crate) struct RemoteChannels {
     /// Liveness connections to the peers' TCP listeners, for wires that do not detect dead peers. libfabric providers report
     /// a dead peer late, or never while nothing is sent to it.
     liveness: Option<ProcessLiveness>,
+    /// Query of ranks in progress.
+    query: Option<StragglerQuery>,
     state: ChannelState,
     aborted: bool,
     left_group: bool,
@@ -110,6 +113,7 @@ impl RemoteChannels {
             wire,
             sideband,
             liveness,
+            query: None,
             state,
             aborted: false,
             left_group: false,

@@ -1,5 +1,6 @@
 //! State of one process that all its groups share: shared memory, exports, address, doorbell and known peers.
 
+pub(crate) mod activity_query;
 mod buffer;
 mod control_blocks;
 mod credentials;

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::state::PeerRecord;
 use super::{RemoteChannels, WaitNotice};
+use crate::facts::{QueryAnswer, RankFacts};
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Broken, Payload};
 use crate::{CallFingerprint, Fault};
@@ -17,14 +19,35 @@ impl RemoteChannels {
         (begun || self.state.peers[rank].replied).then_some(begun)
     }
 
-    /// Returns true if operation `seq` waits for data of `rank`, which is not known to have begun it.
-    pub(crate) fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        self.state.waits_for(rank, seq)
+    /// Adds the facts about `rank` and operation `seq` that need no search in the channels.
+    pub(crate) fn observe(&self, rank: usize, seq: u64, facts: &mut RankFacts) {
+        let peer = &self.state.peers[rank];
+        facts.arrived = self.arrived(rank, seq);
+        facts.fingerprint = self.fingerprint_of(rank, seq);
+        facts.messages_announced = self.all_announced(rank);
+        facts.answer = match peer {
+            PeerRecord { silent: true, .. } => Some(QueryAnswer::HostSilent),
+            PeerRecord { unresponsive: true, .. } => Some(QueryAnswer::ProcessUnresponsive),
+            PeerRecord { replied: true, .. } => Some(QueryAnswer::Replied),
+            _ => None,
+        };
     }
 
-    /// Returns true if data of operation `seq` is being sent to `rank`, or the window of `rank` is full.
-    pub(crate) fn has_pending_sends_to(&self, rank: usize, seq: u64) -> bool {
-        self.state.open && self.state.seq == seq && self.state.pending_readers().any(|reader| reader == rank)
+    /// Adds the ranks for which operation `seq`, and the operation in progress, wait.
+    pub(crate) fn observe_operation(&self, seq: u64, facts: &mut [RankFacts]) {
+        let state = &self.state;
+        for (i, progress) in state.recv_channels().filter(|(i, progress)| progress.is_pending(&i.spec)) {
+            let facts = &mut facts[i.spec.rank];
+            facts.awaited = true;
+            facts.missing |= state.open
+                && state.seq == seq
+                && state.peers[i.spec.rank].begun <= seq
+                && progress.received <= progress.released;
+        }
+        for reader in state.pending_readers().filter(|_| state.open) {
+            facts[reader].awaited = true;
+            facts[reader].undelivered |= state.seq == seq;
+        }
     }
 
     /// Sets the number that status queries about this rank pass to the process's responder.
@@ -34,23 +57,14 @@ impl RemoteChannels {
         }
     }
 
-    /// Returns the activity that a rank reported in its reply to the straggler query.
+    /// Returns the activity that a rank reported in its reply to a query; empty if it reported none.
     pub(crate) fn activity(&self, rank: usize) -> &str {
         &self.state.peers[rank].activity
     }
 
-    /// Ranks whose process did not reply to the straggler query although its host received it.
-    pub(crate) fn unresponsive(&self) -> impl Iterator<Item = usize> {
-        self.state.peers.iter().enumerate().filter(|(_, peer)| peer.unresponsive).map(|(rank, _)| rank)
-    }
-
-    /// Ranks whose hosts did not reply to the straggler query.
-    pub(crate) fn silent_hosts(&self) -> Vec<usize> {
-        (0..self.state.peers.len()).filter(|&rank| self.state.peers[rank].silent).collect()
-    }
-
     pub(crate) fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
+        let peer = &self.state.peers[rank];
+        peer.newest.filter(|_| peer.begun == seq + 1)
     }
 
     /// Returns true if a rank aborted the group in operation `seq` or before.
@@ -105,15 +119,6 @@ impl RemoteChannels {
         let broken = broken.into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.reason) }));
         faults
-    }
-
-    /// Ranks for which the active operation waits: for their data, their acknowledgements or their credits.
-    pub(crate) fn pending_ranks(&self) -> Vec<usize> {
-        let (mut ranks, readers) = self.state.pending_ranks();
-        ranks.extend(readers);
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
     }
 
     /// Starts liveness checks of `rank`, for which this rank waits. The wire starts them in the next call of [`Self::faults`].

@@ -17,9 +17,10 @@ use crate::{CallFingerprint, Fault, MAX_ABORT_REPORT, Mismatch};
 /// State of one peer rank.
 #[derive(Clone, Default)]
 pub(super) struct PeerRecord {
-    /// Number of operations that the peer is known to have begun, and the fingerprint of the newest.
+    /// Number of operations that the peer is known to have begun, and the fingerprint of the newest if its data has
+    /// arrived.
     pub(super) begun: u64,
-    pub(super) newest: CallFingerprint,
+    pub(super) newest: Option<CallFingerprint>,
     /// Set if the peer replied to a straggler query: `begun` is then exact.
     pub(super) replied: bool,
     /// Set if the peer's host received the straggler query, but its process did not reply.
@@ -85,13 +86,6 @@ pub(super) struct ChannelState {
 unsafe impl Send for ChannelState {}
 
 impl ChannelState {
-    pub(super) fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        let silent = |(i, progress): (&RemoteRecv, &RecvProgress)| {
-            i.spec.rank == rank && progress.is_pending(&i.spec) && progress.received <= progress.released
-        };
-        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.recv_channels().any(silent)
-    }
-
     /// Readers with sends in flight, or whose full window stops the writer.
     pub(super) fn pending_readers(&self) -> impl Iterator<Item = usize> {
         let flow = &self.flow;
@@ -153,7 +147,7 @@ impl ChannelState {
 
     pub(super) fn data_target(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
-        self.peers[peer].newest = CallFingerprint { call: frame.what, count: frame.count };
+        self.peers[peer].newest = Some(CallFingerprint { call: frame.what, count: frame.count });
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Target::Later;
         }

@@ -1,0 +1,148 @@
+//! Stages of the straggler query: selects the ranks to query after an expired deadline.
+
+use std::time::Instant;
+
+use smddp_transport::{Facts, QueryAnswer};
+
+use super::error_text::queried_ranks;
+use super::limits::Limits;
+use super::pending::PendingCall;
+
+/// Largest number of ranks that are all queried at once.
+pub(super) const QUERY_ALL_LIMIT: usize = 128;
+
+/// Subject of a query.
+#[derive(Debug, PartialEq)]
+pub(super) enum Subject {
+    /// The collective with this sequence number.
+    Call(u64),
+    /// Sends and recvs past their deadlines.
+    Messages,
+}
+
+/// Stage of the query for a collective.
+#[derive(Debug, PartialEq)]
+enum Stage {
+    /// Ranks from which this rank waits directly. In a larger group, most ranks wait for a rank that waits itself.
+    /// Only ranks that wait for a straggler directly query it; they abort the group.
+    Needed,
+    /// Wait for the abort report of such a rank.
+    Hearsay {
+        until: Instant,
+    },
+    /// All ranks that are not known to have begun the operation.
+    Others,
+    /// Ranks that have begun the operation: they may be silent since then.
+    Arrived,
+    /// Activity of late ranks of this node.
+    Activity,
+    Complete,
+}
+
+/// Query in progress.
+#[derive(Debug)]
+pub(super) struct StragglerQuery {
+    pub(super) subject: Subject,
+    stage: Stage,
+    /// End of the time limit for ranks of other nodes.
+    until: Instant,
+    /// Ranks of other nodes that are not known to have begun the operation when the query starts: those that are
+    /// queried first, and the others.
+    first: Vec<usize>,
+    rest: Vec<usize>,
+    /// Ranks of other nodes that have begun it.
+    arrived: Vec<usize>,
+}
+
+/// Next step of a query.
+#[derive(Debug, PartialEq)]
+pub(super) enum QueryStep {
+    /// Query these ranks.
+    Ask(Vec<usize>),
+    Wait,
+    Complete,
+}
+
+impl StragglerQuery {
+    /// Starts the query for the ranks that are late for `call`.
+    pub(super) fn of_call(
+        me: usize,
+        call: &PendingCall,
+        now: Instant,
+        limits: &Limits,
+        facts: &Facts,
+    ) -> (Self, QueryStep) {
+        let mut peers: Vec<usize> =
+            (0..facts.ranks.len()).filter(|&rank| !facts.ranks[rank].is_local).collect();
+        // Rotated by rank, so that the ranks do not all query the same peer first.
+        let next = peers.iter().position(|&peer| peer > me).unwrap_or(0);
+        peers.rotate_left(next);
+        let (arrived, unknown): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|&peer| facts.ranks[peer].arrived == Some(true));
+        let (stage, (first, rest)) = match unknown.len() <= QUERY_ALL_LIMIT {
+            true => (Stage::Others, (unknown, Vec::new())),
+            false => (Stage::Needed, unknown.into_iter().partition(|&peer| facts.ranks[peer].missing)),
+        };
+        let step = QueryStep::Ask(first.clone());
+        let subject = Subject::Call(call.seq);
+        (Self { subject, stage, until: now + limits.query, first, rest, arrived }, step)
+    }
+
+    /// Starts the query of the peers of expired messages.
+    pub(super) fn of_messages(peers: Vec<usize>, now: Instant, limits: &Limits) -> (Self, QueryStep) {
+        let (first, rest, arrived) = (Vec::new(), Vec::new(), Vec::new());
+        let (subject, stage, until) = (Subject::Messages, Stage::Activity, now + limits.query);
+        (Self { subject, stage, until, first, rest, arrived }, QueryStep::Ask(peers))
+    }
+
+    /// Returns the next step. A report of a rank that aborted the group ends the queries of other nodes.
+    pub(super) fn advance(&mut self, now: Instant, limits: &Limits, me: usize, facts: &Facts) -> QueryStep {
+        let aborted = facts.ranks.iter().any(|rank| !rank.is_local && rank.abort.is_some());
+        let over = now >= self.until || aborted;
+        if facts.is_querying && !(over && (self.stage != Stage::Activity || now >= self.until)) {
+            return QueryStep::Wait;
+        }
+        let arrived = |rank: usize| facts.ranks[rank].arrived;
+        let local_missing = facts.ranks.iter().any(|rank| rank.is_local && rank.arrived == Some(false));
+        loop {
+            match self.stage {
+                Stage::Needed => {
+                    let waits = self.first.iter().all(|&rank| arrived(rank) == Some(true));
+                    self.stage = match !over && !local_missing && waits {
+                        true => Stage::Hearsay { until: now + limits.hearsay },
+                        false => return self.ask_others(over),
+                    };
+                }
+                Stage::Hearsay { until } if now < until && !over => return QueryStep::Wait,
+                Stage::Hearsay { .. } => return self.ask_others(over),
+                Stage::Others => {
+                    let silent = Some(QueryAnswer::HostSilent);
+                    let mut unknown = self.first.iter().chain(&self.rest);
+                    let missing = local_missing || unknown.any(|&rank| arrived(rank) == Some(false));
+                    let explained = missing && facts.ranks.iter().all(|rank| rank.answer != silent);
+                    self.stage = Stage::Arrived;
+                    if !over && !explained && !self.arrived.is_empty() {
+                        return QueryStep::Ask(self.arrived.clone());
+                    }
+                }
+                Stage::Arrived => {
+                    self.stage = Stage::Activity;
+                    self.until = now + limits.query;
+                    let queried = queried_ranks(me, facts);
+                    return QueryStep::Ask(
+                        queried.into_iter().filter(|&rank| facts.ranks[rank].is_local).collect(),
+                    );
+                }
+                Stage::Activity | Stage::Complete => {
+                    self.stage = Stage::Complete;
+                    return QueryStep::Complete;
+                }
+            }
+        }
+    }
+
+    fn ask_others(&mut self, over: bool) -> QueryStep {
+        self.stage = Stage::Others;
+        QueryStep::Ask(if over { Vec::new() } else { self.rest.clone() })
+    }
+}

@@ -1,0 +1,115 @@
+//! Facts about the other ranks of a group, as plain data. The transports fill them; the failure monitor judges them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{CallFingerprint, Mismatch};
+
+/// Observed state of one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankFacts {
+    /// The rank is on this node.
+    pub is_local: bool,
+    pub liveness: Liveness,
+    /// Report with which the rank aborted the group.
+    pub abort: Option<AbortReport>,
+    /// True if the rank has begun the observed operation or a later one; `None`: unknown.
+    pub arrived: Option<bool>,
+    /// Fingerprint of the observed operation at the rank, if that is among the operations that it has begun most
+    /// recently.
+    pub fingerprint: Option<CallFingerprint>,
+    /// The observed operation cannot end without the rank, which is not known to have begun it.
+    pub missing: bool,
+    /// The observed operation cannot end before the rank, of another node, has accepted this rank's data.
+    pub undelivered: bool,
+    /// The operation in progress waits for data of the rank, of another node, or until it accepts data.
+    pub awaited: bool,
+    /// The rank, of another node, announces no further messages. Payload of announced messages may still be pending.
+    pub messages_announced: bool,
+    /// Last error that the process recorded, and its age; the text names the rank that had it. Filled for ranks that
+    /// are not alive.
+    pub last_error: Option<(Duration, Arc<str>)>,
+    /// Result of the last query of the rank.
+    pub answer: Option<QueryAnswer>,
+    /// Activity that the rank reported when it was queried last.
+    pub activity: Option<Arc<str>>,
+    /// Largest packet payload to the rank, in bytes, if the rank does not acknowledge data. Filled at the end of a
+    /// query.
+    pub unacknowledged: Option<u32>,
+}
+
+/// State of a rank, as far as it is known. A loss takes precedence over the other states.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Liveness {
+    #[default]
+    Alive,
+    /// The rank left the group (closed it or exited in good order).
+    Left,
+    /// This process cannot reach the rank because of a local limit or permission. The rank itself may be healthy.
+    Unreachable { reason: String },
+    /// The process ended without leaving the group. Losses are ordered by `order`: the first one found is the lowest.
+    Lost { order: usize, reason: String },
+}
+
+/// Report of a rank that aborted the group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AbortReport {
+    pub report: Arc<str>,
+    /// The rank had ended the observed operation before.
+    pub is_later: bool,
+}
+
+/// Result of the query of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryAnswer {
+    /// The process replied.
+    Replied,
+    /// The process, of this node, is stopped by a signal or a debugger.
+    Stopped,
+    /// The host of the process received the query, but the process did not reply.
+    ProcessUnresponsive,
+    /// The host did not reply.
+    HostSilent,
+}
+
+/// Operation `seq`, which needed nothing of the rank, has ended here, and the rank made another call in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallMismatch {
+    pub seq: u64,
+    pub mine: CallFingerprint,
+    pub found: Mismatch,
+}
+
+/// One observation of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Observed operation.
+    pub seq: u64,
+    pub ranks: Vec<RankFacts>,
+    /// Different calls in operations that have ended here.
+    pub mismatches: Vec<CallMismatch>,
+    /// A query of ranks is in progress.
+    pub is_querying: bool,
+}
+
+impl Facts {
+    /// Returns true if a rank is lost, unreachable, has left or aborted the group, or made a different call.
+    #[must_use]
+    pub fn has_faults(&self) -> bool {
+        let is_faulty = |rank: &RankFacts| rank.liveness != Liveness::Alive || rank.abort.is_some();
+        !self.mismatches.is_empty() || self.ranks.iter().any(is_faulty)
+    }
+
+    /// Returns the lost ranks with the reasons, in the order in which they were found.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(usize, &str)> {
+        let mut lost: Vec<(usize, usize, &str)> = Vec::new();
+        for (rank, facts) in self.ranks.iter().enumerate() {
+            if let Liveness::Lost { order, reason } = &facts.liveness {
+                lost.push((*order, rank, reason));
+            }
+        }
+        lost.sort_unstable();
+        lost.into_iter().map(|(_, rank, reason)| (rank, reason)).collect()
+    }
+}
