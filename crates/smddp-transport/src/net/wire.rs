@@ -137,7 +137,8 @@ pub(crate) trait Wire: Send {
     /// Sends what can be sent at once, without receiving.
     fn flush(&mut self, sink: &mut dyn Sink);
     /// Detects lost peers and does what is due by `now`; called at intervals while this rank waits. `waiting`: peers for
-    /// which it waits. Their deaths are detected even if this rank sends nothing to them.
+    /// which it waits. Their deaths are detected even if this rank sends nothing to them. The detection continues for a
+    /// while if later calls do not name them.
     fn check(&mut self, now: Instant, waiting: &[usize]);
     /// Returns the present state of each peer, by rank.
     fn peers(&mut self) -> &[PeerState];

@@ -74,7 +74,8 @@ impl Wire for FabricWire {
         lock(&self.endpoint).poll(self.group, sink)
     }
 
-    /// Does nothing: the device sends posted messages, and a queued message waits for a completion, which `poll` reads.
+    /// Does nothing: the device sends posted messages. A queued message waits for a credit or a free queue entry, which `poll`
+    /// receives.
     fn flush(&mut self, _: &mut dyn Sink) {}
 
     fn check(&mut self, now: Instant, waiting: &[usize]) {
