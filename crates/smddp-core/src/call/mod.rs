@@ -18,11 +18,24 @@ pub enum Blocks<'a> {
     /// Nothing on this rank (output of gather on a leaf, input of scatter on a leaf, barrier).
     None,
     /// `count` contiguous elements, in N equal blocks if the collective has N blocks.
-    Flat { ptr: *mut u8, count: usize },
+    Flat {
+        /// Address of the first element.
+        ptr: *mut u8,
+        /// Number of elements.
+        count: usize,
+    },
     /// Contiguous blocks of these counts.
-    Cut { ptr: *mut u8, counts: &'a [usize] },
+    Cut {
+        /// Address of the first element.
+        ptr: *mut u8,
+        /// Number of elements of each block.
+        counts: &'a [usize],
+    },
     /// Blocks at arbitrary addresses: (address, elements).
-    List { parts: &'a [(*mut u8, usize)] },
+    List {
+        /// Address and number of elements of each block.
+        parts: &'a [(*mut u8, usize)],
+    },
 }
 
 /// One collective call.
@@ -45,11 +58,17 @@ pub enum Blocks<'a> {
 /// | barrier | `None` | `None` |
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
+    /// Operation.
     pub collective: Collective,
+    /// Element type.
     pub dtype: DType,
+    /// Reduction; ignored by collectives that do not reduce.
     pub redop: RedOp,
+    /// Root rank; 0 for collectives without a root.
     pub root: usize,
+    /// Input of this rank.
     pub input: Blocks<'a>,
+    /// Output of this rank.
     pub output: Blocks<'a>,
 }
 

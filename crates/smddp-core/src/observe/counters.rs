@@ -8,8 +8,11 @@ use smddp_plan::{Algorithm, Collective, Format};
 /// Counters of one collective with one algorithm and wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
+    /// Collective.
     pub collective: Collective,
+    /// Algorithm and wire format.
     pub variant: AlgorithmVariant,
+    /// Number of operations.
     pub operations: u64,
     /// Bytes of the whole buffers.
     pub bytes: u64,

@@ -61,7 +61,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Locks the table. No code panics with the lock held, so the table is consistent even if the lock is poisoned.
+    /// Locks the table. No code panics with the lock held, so the table is always consistent.
     pub(super) fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Value>>> {
         lock(&self.values)
     }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
+#[path = "choice/between_nodes.rs"]
 mod between_nodes;
 
 use smddp_plan::{
