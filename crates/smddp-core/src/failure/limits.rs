@@ -20,8 +20,10 @@ pub(crate) struct Limits {
     pub(crate) query: Duration,
     /// Wait for the abort report of a rank that queries a straggler directly.
     pub(crate) hearsay: Duration,
-    /// Interval between two observations while the monitor waits for a report or a reply.
+    /// Interval between two observations while the monitor waits for a report.
     pub(crate) poll: Duration,
+    /// Interval between two observations during a query. Replies end a sleep earlier.
+    pub(crate) query_poll: Duration,
 }
 
 impl Default for Limits {
@@ -34,6 +36,7 @@ impl Default for Limits {
             query: Duration::from_secs(10),
             hearsay: Duration::from_secs(3),
             poll: Duration::from_millis(1),
+            query_poll: Duration::from_millis(20),
         }
     }
 }

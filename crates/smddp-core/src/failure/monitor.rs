@@ -161,7 +161,8 @@ impl FailureMonitor {
         let limits = &self.limits;
         let soon = match &self.state {
             State::Watching => None,
-            State::Explaining | State::Draining { .. } | State::Querying(_) => Some(now + limits.poll),
+            State::Explaining | State::Draining { .. } => Some(now + limits.poll),
+            State::Querying(_) => Some(now + limits.query_poll),
         };
         let call = pending.call.as_ref();
         let logs = call.filter(|call| self.logged_late != Some(call.seq));
@@ -469,7 +470,7 @@ impl FailureMonitor {
                 step
             }
         };
-        if let Some(verdict) = self.query_verdict(now, step) {
+        if let Some(verdict) = self.query_verdict(step) {
             return Some(verdict);
         }
         // Another rank may have found the cause during the query, which takes time.
@@ -478,10 +479,10 @@ impl FailureMonitor {
     }
 
     /// Returns the verdict of a step, and `None` once the query is complete.
-    fn query_verdict(&mut self, now: Instant, step: QueryStep) -> Option<Verdict> {
+    fn query_verdict(&mut self, step: QueryStep) -> Option<Verdict> {
         match step {
             QueryStep::Ask(ranks) => Some(Verdict::Query { ranks }),
-            QueryStep::Wait => Some(Verdict::Wait { until: Some(now + self.limits.poll) }),
+            QueryStep::Wait(until) => Some(Verdict::Wait { until: Some(until) }),
             QueryStep::Complete => {
                 self.state = State::Watching;
                 None
@@ -529,7 +530,7 @@ impl FailureMonitor {
                 step
             }
         };
-        if let Some(verdict) = self.query_verdict(now, step) {
+        if let Some(verdict) = self.query_verdict(step) {
             return Some(verdict);
         }
         // The query took time, as above.

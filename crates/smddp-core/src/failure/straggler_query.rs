@@ -59,7 +59,8 @@ pub(super) struct StragglerQuery {
 pub(super) enum QueryStep {
     /// Query these ranks.
     Ask(Vec<usize>),
-    Wait,
+    /// Advance again at that time, or when a reply arrives.
+    Wait(Instant),
     Complete,
 }
 
@@ -100,7 +101,7 @@ impl StragglerQuery {
         let aborted = facts.ranks.iter().any(|rank| !rank.is_local && rank.abort.is_some());
         let over = now >= self.until || aborted;
         if facts.is_querying && !(over && (self.stage != Stage::Activity || now >= self.until)) {
-            return QueryStep::Wait;
+            return QueryStep::Wait(self.until.min(now + limits.query_poll));
         }
         let arrived = |rank: usize| facts.ranks[rank].arrived;
         let local_missing = facts.ranks.iter().any(|rank| rank.is_local && rank.arrived == Some(false));
@@ -113,7 +114,9 @@ impl StragglerQuery {
                         false => return self.ask_others(over),
                     };
                 }
-                Stage::Hearsay { until } if now < until && !over => return QueryStep::Wait,
+                Stage::Hearsay { until } if now < until && !over => {
+                    return QueryStep::Wait(until.min(now + limits.query_poll));
+                }
                 Stage::Hearsay { .. } => return self.ask_others(over),
                 Stage::Others => {
                     let silent = Some(QueryAnswer::HostSilent);

@@ -323,6 +323,7 @@ impl RemoteChannels {
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.liveness.iter().for_each(|liveness| liveness.interest(fds));
+        self.query.iter().for_each(|query| query.wait_sources(fds));
         self.wire.wait_sources(fds)
     }
 
