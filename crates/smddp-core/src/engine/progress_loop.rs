@@ -11,7 +11,7 @@ use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
 use crate::engine::owned_engine::OwnedEngine;
 use crate::engine::shared::SharedState;
-use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer};
+use crate::engine::wait_plan::{WaitPlan, max_poll_interval};
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::sync::completion::{Completion, interrupted};
@@ -322,13 +322,10 @@ impl SharedState {
         until: &Until<'_>,
         limit: &mut Limit,
     ) -> Option<Result<()>> {
-        let mut backoff = Backoff::new(&self.spin_policy);
-        let mut check_timer = CheckTimer::default();
-        let mut about_to_sleep = None;
+        let mut wait = WaitPlan::new(&self.spin_policy, Some(&self.sleeper));
         loop {
             if self.poll(engine) {
-                backoff.reset();
-                about_to_sleep = None;
+                wait.restart();
             }
             if let Some(outcome) = self.outcome_of(engine, until) {
                 engine.group.flush();
@@ -340,11 +337,11 @@ impl SharedState {
             }
             // Either no progress, or continuous progress of other operations, which must not delay this call past
             // its deadline.
-            if about_to_sleep.is_some() || check_timer.due() {
+            if wait.check_due() {
                 let was_running = engine.is_running();
                 self.check(engine, Instant::now());
                 if was_running && !engine.is_running() {
-                    about_to_sleep = None;
+                    wait.restart();
                     continue;
                 }
                 if let Some(outcome) = self.outcome_of(engine, until) {
@@ -354,19 +351,14 @@ impl SharedState {
                 if limit.has_expired(now) || limit.check_due(now) {
                     return None;
                 }
-                if let Some(about_to_sleep) = about_to_sleep.take() {
-                    backoff.sleep(
-                        &about_to_sleep,
-                        &engine.group,
-                        limit.remaining(now).min(engine.max_sleep(now)),
-                    );
+                if wait.is_announced() {
+                    let mut fds = Vec::new();
+                    let poll_interval = max_poll_interval(&engine.group, &mut fds);
+                    wait.sleep(&fds, poll_interval, limit.remaining(now).min(engine.max_sleep(now)));
                     continue;
                 }
             }
-            if backoff.wait() {
-                engine.group.flush();
-                about_to_sleep = Some(AboutToSleep::new(&self.sleeper));
-            }
+            wait.pause(|| engine.group.flush());
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smddp_transport::fork::PerProcess;
 
 use crate::engine::shared::SharedState;
-use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer, SpinPolicy, max_poll_interval};
+use crate::engine::wait_plan::{SpinPolicy, WaitPlan, max_poll_interval};
 use crate::kernels::float_mode::set_default_float_mode;
 use crate::kernels::helpers;
 use crate::sync::lock;
@@ -123,16 +123,14 @@ fn run() {
 fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
     // Background thread: no spinning next to compute threads.
     let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
-    let mut backoff = Backoff::new(&spin_policy);
     // A group of one rank has no doorbell to sleep on.
     let sleeper = comms.iter().map(|comm| &comm.sleeper).find(|sleeper| sleeper.can_sleep()).cloned();
-    let (mut check_timer, mut about_to_sleep) = (CheckTimer::default(), None::<AboutToSleep<'_>>);
+    let mut wait = WaitPlan::new(&spin_policy, sleeper.as_ref());
     // True before a short sleep while only devices are pending: no message needs to end it, and no rank rings for
     // one.
     let mut about_to_rest = false;
     while !comms.is_empty() {
-        // The last poll before a sleep, or a long phase of continuous progress.
-        let check_now = about_to_sleep.is_some() || about_to_rest || check_timer.due();
+        let check_now = wait.check_due() || about_to_rest;
         let (mut moved, mut has_pending, mut only_devices) = (false, false, true);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
@@ -163,8 +161,7 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
             pending || has_commands
         });
         if moved {
-            backoff.reset();
-            about_to_sleep = None;
+            wait.restart();
             if !check_now {
                 continue;
             }
@@ -180,23 +177,21 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
                 let at_most =
                     if check_now && sleeper.is_none() { at_most } else { at_most.min(OWNED_POLL_INTERVAL) };
                 drop(sleep(state, changed, seen, at_most));
-                (about_to_sleep, about_to_rest) = (None, sleeper.is_none());
+                wait.withdraw();
+                about_to_rest = sleeper.is_none();
                 continue;
             }
             about_to_rest = only_devices;
             if only_devices {
-                about_to_sleep = None;
+                wait.withdraw();
                 continue;
             }
         }
-        if let Some(about_to_sleep) = about_to_sleep.take() {
-            about_to_sleep.sleep(&fds, at_most);
-            backoff.reset();
-        } else if !moved
-            && backoff.wait()
-            && let Some(sleeper) = &sleeper
-        {
-            about_to_sleep = Some(AboutToSleep::new(sleeper));
+        if wait.is_announced() {
+            wait.sleep(&fds, at_most, at_most);
+            wait.restart();
+        } else if !moved {
+            wait.pause(|| {});
         }
     }
 }

@@ -25,35 +25,10 @@ const QUICK_POLLS: u32 = 32;
 const LONGEST_SPIN: u32 = 50;
 const SHORTEST_SPIN: u32 = 1;
 
-/// Reads the clock only once per `UNCHECKED_PASSES` passes: reading it costs as much as a poll.
-#[derive(Default)]
-pub(crate) struct CheckTimer {
-    count: u32,
-    last: Option<Instant>,
-}
-
-/// Passes between two readings of the clock, and the interval between two checks.
+/// Passes between two readings of the clock, which costs as much as a pass.
 const UNCHECKED_PASSES: u32 = 256;
+/// Interval between two failure checks during continuous progress.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
-impl CheckTimer {
-    /// Counts a pass. Returns true if the next failure check is due.
-    #[inline]
-    pub(crate) fn due(&mut self) -> bool {
-        self.count = self.count.wrapping_add(1);
-        self.count.is_multiple_of(UNCHECKED_PASSES) && self.is_overdue()
-    }
-
-    #[cold]
-    fn is_overdue(&mut self) -> bool {
-        let now = Instant::now();
-        let is_overdue = now.duration_since(*self.last.get_or_insert(now)) >= CHECK_INTERVAL;
-        if is_overdue {
-            self.last = Some(now);
-        }
-        is_overdue
-    }
-}
 
 /// Spin time of the threads of one communicator.
 pub(crate) struct SpinPolicy {
@@ -90,69 +65,166 @@ impl SpinPolicy {
     }
 }
 
-/// One wait, from the first unsuccessful poll to progress.
-pub(crate) struct Backoff<'a> {
+/// Source of the time; tests use their own.
+pub(crate) trait Clock {
+    fn now(&self) -> Instant;
+}
+
+/// The system's monotonic clock.
+pub(crate) struct Monotonic;
+
+impl Clock for Monotonic {
+    #[inline]
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+/// Next action of a loop after a pass without progress.
+#[derive(Debug, PartialEq)]
+enum Step {
+    /// Runs another pass after this number of spin hints.
+    Spin(u32),
+    Yield,
+    /// Announces the sleep. One more pass follows, with a check; then [`WaitPlan::sleep`].
+    Announce,
+}
+
+/// Plan of one loop: its next step, and the passes that check for failures and deadlines.
+pub(crate) struct WaitPlan<'a, C = Monotonic> {
+    clock: C,
     spin_policy: &'a SpinPolicy,
+    /// `None`: nothing can end a sleep, so the loop does not sleep here.
+    sleeper: Option<&'a Sleeper>,
+    announced: Option<AboutToSleep<'a>>,
     spin: Duration,
     polls: u32,
     yields: u32,
     /// Consecutive sleeps that no wakeup ended.
     slept: u32,
+    /// Time of the first unsuccessful poll that read the clock.
     since: Option<Instant>,
+    passes: u32,
+    last_check: Option<Instant>,
 }
 
-impl<'a> Backoff<'a> {
-    pub(crate) fn new(spin_policy: &'a SpinPolicy) -> Self {
-        Self { spin_policy, spin: spin_policy.spin(), polls: 0, yields: 0, slept: 0, since: None }
+impl<'a> WaitPlan<'a> {
+    pub(crate) fn new(spin_policy: &'a SpinPolicy, sleeper: Option<&'a Sleeper>) -> Self {
+        Self::with_clock(Monotonic, spin_policy, sleeper)
+    }
+}
+
+impl<'a, C: Clock> WaitPlan<'a, C> {
+    fn with_clock(clock: C, spin_policy: &'a SpinPolicy, sleeper: Option<&'a Sleeper>) -> Self {
+        let spin = spin_policy.spin();
+        Self {
+            clock,
+            spin_policy,
+            sleeper,
+            announced: None,
+            spin,
+            polls: 0,
+            yields: 0,
+            slept: 0,
+            since: None,
+            passes: 0,
+            last_check: None,
+        }
     }
 
-    /// Restarts the wait after progress.
+    /// Returns true if this pass must check for failures and deadlines: the last one before a sleep, and one every
+    /// 50 ms of continuous progress. Called once per pass.
     #[inline]
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn check_due(&mut self) -> bool {
+        if self.announced.is_some() {
+            return true;
+        }
+        self.passes = self.passes.wrapping_add(1);
+        self.passes.is_multiple_of(UNCHECKED_PASSES) && self.is_overdue()
+    }
+
+    #[cold]
+    fn is_overdue(&mut self) -> bool {
+        let now = self.clock.now();
+        let is_overdue = now.duration_since(*self.last_check.get_or_insert(now)) >= CHECK_INTERVAL;
+        if is_overdue {
+            self.last_check = Some(now);
+        }
+        is_overdue
+    }
+
+    /// Returns true if the sleep is announced: if this pass finds nothing, [`Self::sleep`] follows.
+    pub(crate) fn is_announced(&self) -> bool {
+        self.announced.is_some()
+    }
+
+    /// Withdraws the announcement of a sleep.
+    pub(crate) fn withdraw(&mut self) {
+        self.announced = None;
+    }
+
+    /// Restarts the plan after progress.
+    #[inline]
+    pub(crate) fn restart(&mut self) {
         if let Some(since) = self.since.take() {
-            self.spin_policy.learn(since.elapsed());
+            self.spin_policy.learn(self.clock.now().duration_since(since));
             self.spin = self.spin_policy.spin();
         }
         self.polls = 0;
         self.yields = 0;
         self.slept = 0;
+        self.announced = None;
     }
 
-    /// Waits once after an unsuccessful poll. Returns true if the caller should poll once more and then call
-    /// [`Backoff::sleep`].
+    /// Waits once after a pass without progress: spins, yields or announces the sleep. `before_sleep` runs before the
+    /// announcement.
     #[inline]
-    pub(crate) fn wait(&mut self) -> bool {
+    pub(crate) fn pause(&mut self, before_sleep: impl FnOnce()) {
+        match self.step() {
+            Step::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
+            Step::Yield => std::thread::yield_now(),
+            Step::Announce => {
+                before_sleep();
+                self.announced = self.sleeper.map(AboutToSleep::new);
+            }
+        }
+    }
+
+    #[inline]
+    fn step(&mut self) -> Step {
         if !self.spin.is_zero() {
             // If recent spins were too short, the other rank may need this core.
             let free = if self.spin <= Duration::from_micros(2) { FREE_POLLS / 8 } else { FREE_POLLS };
             if self.polls < free {
                 self.polls += 1;
-                if self.polls > QUICK_POLLS {
-                    std::hint::spin_loop();
-                }
-                return false;
+                return Step::Spin(u32::from(self.polls > QUICK_POLLS));
             }
-            let since = *self.since.get_or_insert_with(Instant::now);
-            if self.yields == 0 && since.elapsed() < self.spin {
-                (0..8).for_each(|_| std::hint::spin_loop());
-                return false;
+            if self.yields == 0 {
+                let now = self.clock.now();
+                if now.duration_since(*self.since.get_or_insert(now)) < self.spin {
+                    return Step::Spin(8);
+                }
             }
         }
         if self.yields < self.spin_policy.yields {
             self.yields += 1;
-            std::thread::yield_now();
-            return false;
+            return Step::Yield;
         }
-        true
+        Step::Announce
     }
 
-    pub(crate) fn sleep(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
-        let mut fds = Vec::new();
-        let sleep_limit = max_poll_interval(group, &mut fds);
-        let most = sleep_limit * (1 << self.slept.min(MAX_DOUBLINGS));
-        let begun = Instant::now();
-        about_to_sleep.sleep(&fds, most.min(at_most));
-        if sleep_limit == MAX_SLEEP && begun.elapsed() >= MAX_SLEEP {
+    /// Sleeps for at most `at_most`, and at most `poll_interval` at first. Must follow an announcement.
+    pub(crate) fn sleep(&mut self, fds: &[(RawFd, i16)], poll_interval: Duration, at_most: Duration) {
+        let Some(announced) = self.announced.take() else { return };
+        let most = poll_interval * (1 << self.slept.min(MAX_DOUBLINGS));
+        let begun = self.clock.now();
+        announced.sleep(fds, most.min(at_most));
+        let lasted = self.clock.now().duration_since(begun);
+        self.after_sleep(poll_interval, lasted);
+    }
+
+    fn after_sleep(&mut self, poll_interval: Duration, lasted: Duration) {
+        if poll_interval == MAX_SLEEP && lasted >= MAX_SLEEP {
             self.slept += 1;
         } else {
             // After a wakeup, the next message often follows soon.
@@ -171,17 +243,17 @@ pub(crate) fn max_poll_interval(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> D
 }
 
 /// Registration of a thread that polls once more and then sleeps, so that no wakeup is lost.
-pub(crate) struct AboutToSleep<'a> {
+struct AboutToSleep<'a> {
     sleeper: &'a Sleeper,
     ticket: u32,
 }
 
 impl<'a> AboutToSleep<'a> {
-    pub(crate) fn new(sleeper: &'a Sleeper) -> Self {
+    fn new(sleeper: &'a Sleeper) -> Self {
         Self { sleeper, ticket: sleeper.prepare_wait() }
     }
 
-    pub(crate) fn sleep(&self, fds: &[(RawFd, i16)], at_most: Duration) {
+    fn sleep(&self, fds: &[(RawFd, i16)], at_most: Duration) {
         self.sleeper.sleep(self.ticket, fds, at_most);
     }
 }
@@ -194,7 +266,64 @@ impl Drop for AboutToSleep<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    /// Clock that each reading advances.
+    struct Steps {
+        now: Cell<Instant>,
+        step: Duration,
+    }
+
+    impl Clock for Steps {
+        fn now(&self) -> Instant {
+            self.now.set(self.now.get() + self.step);
+            self.now.get()
+        }
+    }
+
+    fn plan(policy: &SpinPolicy, step: Duration) -> WaitPlan<'_, Steps> {
+        WaitPlan::with_clock(Steps { now: Cell::new(Instant::now()), step }, policy, None)
+    }
+
+    #[test]
+    fn wait_spins_then_yields_then_announces_the_sleep() {
+        let policy = SpinPolicy::new(Some(Duration::from_micros(20)), true);
+        let mut plan = plan(&policy, Duration::from_micros(1));
+        let mut steps = Vec::new();
+        while steps.last() != Some(&Step::Announce) {
+            steps.push(plan.step());
+        }
+        let count = |wanted: Step| steps.iter().filter(|&step| *step == wanted).count();
+        assert_eq!(count(Step::Spin(0)), QUICK_POLLS as usize);
+        assert_eq!(count(Step::Spin(1)), (FREE_POLLS - QUICK_POLLS) as usize);
+        assert_eq!(count(Step::Spin(8)), 20, "one reading per microsecond");
+        assert_eq!(count(Step::Yield), COSTLY_YIELDS as usize);
+        plan.restart();
+        assert_eq!(plan.step(), Step::Spin(0));
+    }
+
+    #[test]
+    fn sleeps_that_no_wakeup_ends_grow_to_a_limit() {
+        let policy = SpinPolicy::new(Some(Duration::ZERO), false);
+        let mut plan = plan(&policy, Duration::ZERO);
+        for slept in 1..5 {
+            plan.after_sleep(MAX_SLEEP, MAX_SLEEP);
+            assert_eq!(plan.slept, slept);
+        }
+        plan.after_sleep(MAX_SLEEP, MAX_SLEEP - Duration::from_nanos(1));
+        assert_eq!((plan.slept, plan.yields), (0, YIELDS / 2));
+    }
+
+    #[test]
+    fn check_is_due_every_50_ms_of_continuous_progress() {
+        let policy = SpinPolicy::new(Some(Duration::ZERO), false);
+        // The clock is read once per 256 passes.
+        let mut plan = plan(&policy, Duration::from_millis(10));
+        let due: Vec<u32> = (1..=UNCHECKED_PASSES * 12).filter(|_| plan.check_due()).collect();
+        assert_eq!(due, [6, 11].map(|readings| readings * UNCHECKED_PASSES));
+    }
 
     #[test]
     fn spin_budget_recovers_after_short_waits() {
