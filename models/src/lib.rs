@@ -22,11 +22,11 @@ mod stores_relaxed;
 mod unfenced;
 
 // The models.
-mod cells;
 mod doorbell;
 mod finish;
 mod header;
 mod job_gate_model;
+mod slots;
 
 use std::process::{Command, Stdio};
 

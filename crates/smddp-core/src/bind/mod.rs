@@ -390,10 +390,10 @@ fn use_descriptors(bound: &mut BoundCall, key: &Key, facts: &GroupFacts) {
     ];
     let send_channels =
         channel_layout.send_channels.iter_mut().zip(&bound.by_reference[0]).filter(|(_, local)| **local);
-    send_channels.for_each(|(send_channel, _)| send_channel.cell = DESCRIPTOR);
+    send_channels.for_each(|(send_channel, _)| send_channel.slot_bytes = DESCRIPTOR);
     let recv_channels =
         channel_layout.recv_channels.iter_mut().zip(&bound.by_reference[1]).filter(|(_, local)| **local);
-    recv_channels.for_each(|(recv_channel, _)| recv_channel.cell = DESCRIPTOR);
+    recv_channels.for_each(|(recv_channel, _)| recv_channel.slot_bytes = DESCRIPTOR);
     // All ranks must use a device, and the same site of the group.
     bound.fingerprint.call |= fingerprint::on_device(key.site);
 }

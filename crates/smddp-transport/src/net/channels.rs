@@ -73,7 +73,7 @@ pub(crate) struct RemoteChannels {
 
 /// Credit frames that a reader sends per window.
 const CREDITS_PER_WINDOW: u64 = 8;
-/// Ticket bit of frames without a cell of a collective: control frames (without a number) and message fragments.
+/// Ticket bit of frames without a slot of a collective: control frames (without a number) and message fragments.
 const P2P: Ticket = 1 << 63;
 
 impl RemoteChannels {
