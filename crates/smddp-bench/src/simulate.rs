@@ -298,7 +298,7 @@ fn path(path: &CriticalPath, total: f64) -> String {
         ("network", path.network_us, Some(path.network_hops)),
         ("queue", path.queue_us, None),
         ("node", path.local_us, Some(path.local_hops)),
-        ("cells", path.cells_us, None),
+        ("slots", path.cells_us, None),
         ("work", path.work_us, None),
     ];
     let text = |(name, us, hops): (&str, f64, Option<usize>)| {

@@ -109,7 +109,7 @@ fn piece_sizes_are_the_fastest_measured() {
 }
 
 #[test]
-fn cells_of_many_ranks_fit_the_cache_together() {
+fn slots_of_many_ranks_fit_the_cache_together() {
     for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
         for size in 5..=16 {
             let channels = match collective {
@@ -126,7 +126,7 @@ fn cells_of_many_ranks_fit_the_cache_together() {
 }
 
 #[test]
-fn cells_use_at_most_a_quarter_of_the_staging() {
+fn slots_use_at_most_a_quarter_of_the_staging() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for size in [2, 3, 4, 7, 16, 100] {
@@ -139,9 +139,9 @@ fn cells_use_at_most_a_quarter_of_the_staging() {
                         assert_eq!(choice.segment % 64, 0);
                         assert!(choice.segment > 0 && choice.depth > 0);
                         if collective == Collective::ReduceScatter {
-                            let cells = size - 1;
+                            let slots = size - 1;
                             assert!(
-                                cells * choice.depth * choice.segment <= staging / 4,
+                                slots * choice.depth * choice.segment <= staging / 4,
                                 "{algorithm:?} {shape:?} {choice:?}"
                             );
                         }
@@ -153,7 +153,7 @@ fn cells_use_at_most_a_quarter_of_the_staging() {
 }
 
 #[test]
-fn short_staging_reduces_cells_before_bytes() {
+fn short_staging_reduces_slots_before_bytes() {
     let two = |staging| {
         let choice = choose(&Shape { staging, ..shape(Collective::AllGather, 2, 64 * MIB) });
         (choice.segment, choice.depth)
@@ -467,7 +467,7 @@ mod between_nodes {
                 for algorithm in [Algorithm::HierMesh, Algorithm::HierRing] {
                     let choice = named_in(algorithm, &shape, &topology).unwrap();
                     let received = (nodes - 1) * choice.segment * choice.window();
-                    // The last cell of each channel may exceed the share.
+                    // The last slot of each channel may exceed the share.
                     assert!(received <= staging / 2 + (nodes - 1) * choice.segment, "{choice:?}");
                 }
             }
@@ -475,7 +475,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn short_path_needs_no_more_cells_than_a_node() {
+    fn short_path_needs_no_more_slots_than_a_node() {
         let fast = Network { bytes_per_ns: 3.1, ..Network::ASSUMED };
         for network in [Network::ASSUMED, fast] {
             let shape = Shape { network, ..shape(Collective::AllReduce, 8, 64 * MIB) };
@@ -501,9 +501,9 @@ mod between_nodes {
         );
     }
 
-    /// The mesh of 256 nodes reserves cells for 255 senders.
+    /// The mesh of 256 nodes reserves slots for 255 senders.
     #[test]
-    fn receive_cells_use_at_most_a_quarter_of_the_staging() {
+    fn receive_slots_use_at_most_a_quarter_of_the_staging() {
         for (nodes, each) in [(64, 1), (64, 8), (256, 1), (256, 8)] {
             let topology = Topology::blocks(nodes, each);
             for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {

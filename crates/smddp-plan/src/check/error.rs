@@ -89,6 +89,6 @@ pub enum Error {
     Unread { operation: usize, writer: usize, channel: usize, reader: usize, messages: usize },
     #[error("operation {operation}: rank {rank} leaves the barrier before rank {before} enters it")]
     BarrierLeaks { operation: usize, rank: usize, before: usize },
-    #[error("deadlock with {depth} cells per channel; first of {} waiting steps: {}", waiting.len(), waiting[0])]
+    #[error("deadlock with {depth} slots per channel; first of {} waiting steps: {}", waiting.len(), waiting[0])]
     Deadlock { depth: usize, waiting: Vec<Position> },
 }

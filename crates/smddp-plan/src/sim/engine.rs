@@ -21,7 +21,7 @@ pub struct Load {
     pub blocks: Blocks,
     /// Bytes of a block that move as one piece.
     pub segment: u64,
-    /// Cells of each channel.
+    /// Slots of each channel.
     pub depth: usize,
     /// Format of messages between nodes, which are then all 32-bit floats.
     pub format: Option<Format>,
@@ -68,7 +68,7 @@ pub struct Outcome {
     pub bars: Vec<Bar>,
 }
 
-/// Some pipelines did not finish: too few cells, or an incorrect plan.
+/// Some pipelines did not finish: too few slots, or an incorrect plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deadlock: {pipelines} pipelines cannot finish, the first at rank {rank}, step {step}")]
 pub struct Deadlock {

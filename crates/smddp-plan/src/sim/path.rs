@@ -27,7 +27,7 @@ pub enum Wait {
     Network,
     /// A message from the same node.
     Local,
-    /// A free cell.
+    /// A free slot.
     Credit,
 }
 
@@ -36,7 +36,7 @@ impl Wait {
         match self {
             Self::Network => "message from another node",
             Self::Local => "message inside the node",
-            Self::Credit => "free cell",
+            Self::Credit => "free slot",
         }
     }
 }
@@ -99,7 +99,7 @@ pub struct PathSummary {
     /// Messages in flight inside nodes, and their number.
     pub local: f64,
     pub local_hops: usize,
-    /// Waiting for free cells.
+    /// Waiting for free slots.
     pub credit: f64,
     /// The rest: work of the ranks.
     pub work: f64,
