@@ -22,13 +22,13 @@ mod stores_relaxed;
 mod unfenced;
 
 // The models.
-mod cells;
 mod doorbell;
 mod finish;
+mod header;
 mod job_gate_model;
 mod ownership_model;
 mod raised_means_over;
-mod slot;
+mod slots;
 
 use std::process::{Command, Stdio};
 

@@ -78,7 +78,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     );
     println!("cluster {}", describe(cluster));
     println!();
-    println!("plan: {}, segments of {}, {depth} cells a channel", algorithm.name(), size(segment as u64));
+    println!("plan: {}, segments of {}, {depth} slots a channel", algorithm.name(), size(segment as u64));
     println!("  {}", reason(cli, cluster, &chosen, found.runs.first()));
     println!("  {}", meaning(algorithm));
     println!(

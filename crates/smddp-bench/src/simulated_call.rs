@@ -155,7 +155,7 @@ mod tests {
         let expected = match job.decision.inline {
             true => "shm publish, one message".to_owned(),
             false => {
-                format!("shm {name}, segments of {} KiB, {depth} cells", segment.div_ceil(1024))
+                format!("shm {name}, segments of {} KiB, {depth} slots", segment.div_ceil(1024))
             }
         };
         let instead = match job.decision.reason {

@@ -316,8 +316,8 @@ mod tests {
     fn algorithm_is_read_from_the_path() {
         for (path, algorithm) in [
             ("shm publish, one message", Some(Algorithm::Publish)),
-            ("shm mesh, segments of 128 KiB, 4 cells", Some(Algorithm::Mesh)),
-            ("tcp+shm hier-log, segments of 1 KiB, 4 cells", Some(Algorithm::HierLog)),
+            ("shm mesh, segments of 128 KiB, 4 slots", Some(Algorithm::Mesh)),
+            ("tcp+shm hier-log, segments of 1 KiB, 4 slots", Some(Algorithm::HierLog)),
             ("one rank: a copy at most", None),
         ] {
             assert_eq!(algorithm_of(path), algorithm, "{path}");

@@ -172,7 +172,7 @@ pub enum Association {
 /// skips a segment that none of its blocks has. A token has exactly one segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Writes `source` into the next cell of `channel` and publishes it. `tee` also stores it in Out, with a
+    /// Writes `source` into the next slot of `channel` and publishes it. `tee` also stores it in Out, with a
     /// single read of the source.
     Send {
         /// Index among the channels of this rank.
@@ -182,7 +182,7 @@ pub enum Step {
         /// Second destination of the blocks.
         tee: Option<Span>,
     },
-    /// Copies blocks of a message to `to`. `forward` also writes these blocks into the next cell of that
+    /// Copies blocks of a message to `to`. `forward` also writes these blocks into the next slot of that
     /// channel, with a single read of the message.
     Receive {
         /// Message to read.
@@ -193,7 +193,7 @@ pub enum Step {
         forward: Option<usize>,
     },
     /// Reduces the messages `from` and, at position `own.0` of the inputs, the local span `own.1` in one
-    /// pass. The result goes to `to`, into the next cell of `send`, or to both. Inputs are in rank order
+    /// pass. The result goes to `to`, into the next slot of `send`, or to both. Inputs are in rank order
     /// unless the algorithm requires another order. `finish` marks a result with the contributions of all
     /// ranks; avg divides at this step.
     Reduce {

@@ -205,7 +205,7 @@ fn chosen_plan_is_nearly_optimal() {
 #[test]
 fn known_difficult_calls_are_nearly_optimal() {
     let small = [64, 1 << 10].map(|bytes| (Cluster::sockets(128, 8), Collective::AllReduce, bytes, GOOD));
-    // Its link is twice as fast as the fixed parameters, and the staging memory allows few cells.
+    // Its link is twice as fast as the fixed parameters, and the staging memory allows few slots.
     let large = (Cluster::p5(32), Collective::AllReduce, 256 << 20, 1.12);
     let many = (Cluster::p5(32), Collective::AllGather, 16 << 20, GOOD);
     for (cluster, collective, bytes, bound) in small.into_iter().chain([large, many]) {

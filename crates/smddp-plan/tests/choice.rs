@@ -112,7 +112,7 @@ fn piece_sizes_are_the_fastest_measured() {
 }
 
 #[test]
-fn cells_of_many_ranks_fit_the_cache_together() {
+fn slots_of_many_ranks_fit_the_cache_together() {
     for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
         for size in 5..=16 {
             let channels = match collective {
@@ -129,7 +129,7 @@ fn cells_of_many_ranks_fit_the_cache_together() {
 }
 
 #[test]
-fn cells_use_at_most_a_quarter_of_the_staging() {
+fn slots_use_at_most_a_quarter_of_the_staging() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for size in [2, 3, 4, 7, 16, 100] {
@@ -142,9 +142,9 @@ fn cells_use_at_most_a_quarter_of_the_staging() {
                         assert_eq!(choice.segment % 64, 0);
                         assert!(choice.segment > 0 && choice.depth > 0);
                         if collective == Collective::ReduceScatter {
-                            let cells = size - 1;
+                            let slots = size - 1;
                             assert!(
-                                cells * choice.depth * choice.segment <= staging / 4,
+                                slots * choice.depth * choice.segment <= staging / 4,
                                 "{algorithm:?} {shape:?} {choice:?}"
                             );
                         }
@@ -156,7 +156,7 @@ fn cells_use_at_most_a_quarter_of_the_staging() {
 }
 
 #[test]
-fn short_staging_reduces_cells_before_bytes() {
+fn short_staging_reduces_slots_before_bytes() {
     let two = |staging| {
         let choice = choose(&Shape { staging, ..shape(Collective::AllGather, 2, 64 * MIB) });
         (choice.segment, choice.depth)

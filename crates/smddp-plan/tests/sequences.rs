@@ -1,4 +1,4 @@
-//! Consecutive operations in the same cells, and concurrent groups.
+//! Consecutive operations in the same slots, and concurrent groups.
 
 use smddp_plan::check::{Operation, Sizes, check, check_concurrent, check_sequence, programs};
 use smddp_plan::{Algorithm, Collective, Program, Topology};
@@ -40,7 +40,7 @@ fn operations<'a>(
 }
 
 #[test]
-fn any_operation_may_follow_any_other_in_the_same_cells() {
+fn any_operation_may_follow_any_other_in_the_same_slots() {
     let alone = [2, 3, 5].map(Topology::single);
     let split = [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 1, 2, 0]];
     for topology in alone.into_iter().chain(split.map(|labels| Topology::from_labels(&labels))) {
@@ -57,7 +57,7 @@ fn any_operation_may_follow_any_other_in_the_same_cells() {
 }
 
 #[test]
-fn sequence_of_single_messages_needs_one_cell() {
+fn sequence_of_single_messages_needs_one_slot() {
     for size in 2..=6 {
         let plans: Vec<_> = all(size).into_iter().filter(|(a, ..)| a.least_depth(1) == 1).collect();
         let sizes = Sizes::Blocks(vec![1; size]);
@@ -66,7 +66,7 @@ fn sequence_of_single_messages_needs_one_cell() {
 }
 
 #[test]
-fn two_concurrent_operations_need_only_their_own_cells() {
+fn two_concurrent_operations_need_only_their_own_slots() {
     let alone = [2, 3, 4, 6].map(Topology::single);
     for topology in alone.into_iter().chain([Topology::blocks(2, 2), Topology::blocks(3, 2)]) {
         let plans = all_on(&topology);

@@ -44,7 +44,7 @@ pub struct SendChannel {
     /// Ranks that read it, ascending; [`SendChannel::REMOTE`] for a reader on another node.
     pub readers: Vec<usize>,
     /// Bytes of the largest message.
-    pub cell: usize,
+    pub slot_bytes: usize,
     /// Messages in the whole operation.
     pub messages: u64,
     /// Payload bytes in the whole operation. Each reader compares them with the number that it expects.
@@ -63,7 +63,7 @@ pub struct RecvChannel {
     /// Index of this rank among its readers.
     pub reader: usize,
     /// Bytes of the largest message.
-    pub cell: usize,
+    pub slot_bytes: usize,
     pub messages: u64,
     pub bytes: u64,
 }
@@ -75,9 +75,9 @@ pub struct Channels {
     pub recv_channels: Vec<RecvChannel>,
     /// Set if every channel carries one message that fits into a header: the payload then travels with the header.
     pub inline: bool,
-    /// Desired and minimum number of cells per channel.
+    /// Desired and minimum number of slots per channel.
     pub depth: (usize, usize),
-    /// Cells per channel on which all ranks agree: the number of messages by which a writer on another node may be ahead of a
+    /// Slots per channel on which all ranks agree: the number of messages by which a writer on another node may be ahead of a
     /// reader.
     pub window: usize,
 }

@@ -16,12 +16,12 @@ fn pair() -> [LocalChannels; 2] {
     [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
-/// Exchanges one message in each direction through cells of `bytes` bytes.
+/// Exchanges one message in each direction through slots of `bytes` bytes.
 fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     let channel_layout = |peer: usize| Channels {
         send_channels: vec![SendChannel {
             readers: vec![peer],
-            cell: bytes,
+            slot_bytes: bytes,
             messages: 1,
             bytes: bytes as u64,
         }],
@@ -29,7 +29,7 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
             rank: peer,
             channel: 0,
             reader: 0,
-            cell: bytes,
+            slot_bytes: bytes,
             messages: 1,
             bytes: bytes as u64,
         }],
@@ -40,13 +40,13 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     let fingerprint = CallFingerprint { call: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
         assert!(link.begin(seq, fingerprint, &Arc::new(channel_layout(1 - rank)), &[]));
-        let cell = link.cell(0).unwrap();
-        // SAFETY: the cell belongs to this rank and has `bytes` bytes.
-        unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
+        let slot = link.send_slot(0).unwrap();
+        // SAFETY: the slot belongs to this rank and has `bytes` bytes.
+        unsafe { slot.write_bytes(rank as u8 + 1, bytes) };
         link.publish(0);
     }
     for (rank, link) in links.iter_mut().enumerate() {
-        let message = link.message(0).unwrap().unwrap();
+        let message = link.recv_slot(0).unwrap().unwrap();
         // SAFETY: the message has `bytes` bytes and is valid until it is released.
         let ends = unsafe { (message.read(), message.add(bytes - 1).read()) };
         assert_eq!(ends, ((2 - rank) as u8, (2 - rank) as u8));

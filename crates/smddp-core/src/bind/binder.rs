@@ -44,7 +44,7 @@ pub(super) fn bind_program(
     let used = used.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
     let scratch: Vec<usize> = (0..program.scratch_blocks.max(used)).map(|b| input[b % n]).collect();
     let aligned = scratch.iter().map(|length| length.next_multiple_of(64));
-    let send_channel = |readers| SendChannel { readers, cell: 0, messages: 0, bytes: 0 };
+    let send_channel = |readers| SendChannel { readers, slot_bytes: 0, messages: 0, bytes: 0 };
     let mut binder = Binder {
         send_channels: program.channels.into_iter().map(|channel| send_channel(channel.readers)).collect(),
         recv_channels: Vec::new(),
@@ -194,7 +194,7 @@ impl Binder {
         let compressed = is_remote(&self.send_channels[channel], &self.remote);
         let (largest, bytes) = (self.call.wire_bytes(compressed, run, 0), self.bytes(compressed, run));
         let send_channel = &mut self.send_channels[channel];
-        send_channel.cell = send_channel.cell.max(largest);
+        send_channel.slot_bytes = send_channel.slot_bytes.max(largest);
         send_channel.messages += run.segments as u64;
         send_channel.bytes += bytes;
     }
@@ -215,7 +215,7 @@ impl Binder {
                 rank,
                 channel,
                 reader: source.reader,
-                cell: 0,
+                slot_bytes: 0,
                 messages: 0,
                 bytes: 0,
             });
@@ -223,7 +223,7 @@ impl Binder {
         });
         let recv_index = &mut self.recv_channels[recv_channel];
         recv_index.messages += message.segments as u64;
-        recv_index.cell = recv_index.cell.max(largest);
+        recv_index.slot_bytes = recv_index.slot_bytes.max(largest);
         recv_index.bytes += bytes;
         let skipped_blocks = source.take.0;
         let first_skipped_bytes =

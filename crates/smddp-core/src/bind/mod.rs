@@ -267,7 +267,7 @@ pub(crate) fn plan_decision(key: &Key, facts: &GroupFacts, config: &Config) -> D
 pub(crate) fn describe_decision(path: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
     let algorithm = variant_name((algorithm, decision.format));
-    let cells = decision.choice.window();
+    let slots = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
     let fallback = match decision.reason {
         Reason::Unsupported(wanted) => format!(" ({} does not support this call)", wanted.name()),
@@ -277,7 +277,7 @@ pub(crate) fn describe_decision(path: &str, decision: &Decision) -> String {
         return format!("{path} {algorithm}{order}, one message{fallback}");
     }
     let segment = segment.div_ceil(1024);
-    format!("{path} {algorithm}{order}, segments of {segment} KiB, {cells} cells{fallback}")
+    format!("{path} {algorithm}{order}, segments of {segment} KiB, {slots} slots{fallback}")
 }
 
 /// Returns the kernel of a reducing collective, or an error if the dtype does not support the reduction.
@@ -390,10 +390,10 @@ fn use_descriptors(bound: &mut BoundCall, key: &Key, facts: &GroupFacts) {
     ];
     let send_channels =
         channel_layout.send_channels.iter_mut().zip(&bound.by_reference[0]).filter(|(_, local)| **local);
-    send_channels.for_each(|(send_channel, _)| send_channel.cell = DESCRIPTOR);
+    send_channels.for_each(|(send_channel, _)| send_channel.slot_bytes = DESCRIPTOR);
     let recv_channels =
         channel_layout.recv_channels.iter_mut().zip(&bound.by_reference[1]).filter(|(_, local)| **local);
-    recv_channels.for_each(|(recv_channel, _)| recv_channel.cell = DESCRIPTOR);
+    recv_channels.for_each(|(recv_channel, _)| recv_channel.slot_bytes = DESCRIPTOR);
     // All ranks must use a device, and the same site of the group.
     bound.fingerprint.call |= fingerprint::on_device(key.site);
 }

@@ -10,21 +10,22 @@ use crate::error::{Error, Result};
 pub(crate) fn check(bound: &BoundCall, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
     let channel_layout = &bound.channel_layout;
     let local = |rank: usize| facts.topology.share_node(rank, facts.rank);
-    let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
+    let slots = |slot_bytes: usize, count: usize| slot_bytes.next_multiple_of(64).saturating_mul(count);
     let window = |messages: u64| (messages.min(channel_layout.window as u64) as usize).max(1);
     // Slots in shared memory and slots for other nodes are allocated separately.
     let (mut local_bytes, mut remote_bytes) = (0usize, 0usize);
     for send_channel in &channel_layout.send_channels {
         if send_channel.readers.iter().any(|&rank| local(rank)) && !channel_layout.inline {
-            local_bytes = local_bytes.saturating_add(cells(send_channel.cell, channel_layout.depth.1));
+            local_bytes = local_bytes.saturating_add(slots(send_channel.slot_bytes, channel_layout.depth.1));
         }
         if send_channel.readers.iter().any(|&rank| !local(rank)) {
             remote_bytes =
-                remote_bytes.saturating_add(cells(send_channel.cell, window(send_channel.messages)));
+                remote_bytes.saturating_add(slots(send_channel.slot_bytes, window(send_channel.messages)));
         }
     }
     for recv_channel in channel_layout.recv_channels.iter().filter(|recv_channel| !local(recv_channel.rank)) {
-        remote_bytes = remote_bytes.saturating_add(cells(recv_channel.cell, window(recv_channel.messages)));
+        remote_bytes =
+            remote_bytes.saturating_add(slots(recv_channel.slot_bytes, window(recv_channel.messages)));
     }
     let (required, limit) = (local_bytes.max(remote_bytes), Endpoint::max_region(cap));
     if required <= limit {

@@ -243,26 +243,26 @@ impl DeviceExecutor<'_> {
             if !self.site.has_passed(outgoing.filled_at) {
                 break;
             }
-            let cell = if blocked.contains(&outgoing.channel) {
+            let slot = if blocked.contains(&outgoing.channel) {
                 None
             } else {
                 self.group.send_slot(outgoing.channel)
             };
-            let Some(cell) = cell else {
+            let Some(slot) = slot else {
                 blocked.push(outgoing.channel);
                 index += 1;
                 continue;
             };
             let &OutgoingMessage { channel, run, segment, .. } = outgoing;
-            let slot = self.site.pinned_slots().address(outgoing.slot);
+            let pinned = self.site.pinned_slots().address(outgoing.slot);
             let bytes = self.bound.message_bytes(run, segment);
-            self.site.handle.device.report_host_access(slot as Address, bytes, false);
+            self.site.handle.device.report_host_access(pinned as Address, bytes, false);
             let compression =
                 self.bound.compression.as_ref().filter(|compression| compression.sends[channel]);
-            // SAFETY: the stream has filled the slot, and nothing writes it before it is freed. The cell belongs to
+            // SAFETY: the stream has filled the pinned slot, and nothing writes it before it is freed. The slot belongs to
             // this operation and holds the message (bind sized it).
             let sent_bytes = unsafe {
-                messages::copy_message(self.bound, compression, (run, segment), true, (slot, cell))
+                messages::copy_message(self.bound, compression, (run, segment), true, (pinned, slot))
             };
             self.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
             self.site.pinned_slots().free(outgoing.slot);
@@ -367,10 +367,10 @@ impl DeviceExecutor<'_> {
             (Some((channel, SendTarget::Slot(slot))), Some(_)) => {
                 self.enqueue_send(channel, slot, result, segment)?
             }
-            (Some((channel, SendTarget::Descriptor(cell))), Some(slab)) => {
+            (Some((channel, SendTarget::Descriptor(slot))), Some(slab)) => {
                 let ready_at = self.site.mark()?;
                 let place = if bytes == 0 { (0, 0, false) } else { self.export_slab(slab, bytes)? };
-                self.publish_descriptor(channel, cell, ready_at, place, bytes)?;
+                self.publish_descriptor(channel, slot, ready_at, place, bytes)?;
             }
             (None, _) => {}
         }
@@ -443,7 +443,7 @@ impl StepExecutor for DeviceExecutor<'_> {
             if self.op.unpublished.iter().any(|message| message.0 == channel) {
                 self.publish()?;
             }
-            return Ok(self.group.send_slot(channel).map(|cell| (channel, SendTarget::Descriptor(cell))));
+            return Ok(self.group.send_slot(channel).map(|slot| (channel, SendTarget::Descriptor(slot))));
         }
         let bytes = self.bound.message_bytes(run, segment);
         let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);

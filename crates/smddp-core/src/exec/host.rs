@@ -85,7 +85,7 @@ fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySo
         .map(|&ZeroCopyCandidate { channel, run, single_copy, .. }| ZeroCopySource {
             channel,
             at: execution.address(bound, run.buffer, run.block, 0) as *const u8,
-            stride: bound.channel_layout.send_channels[channel].cell,
+            stride: bound.channel_layout.send_channels[channel].slot_bytes,
             single_copy,
         })
         .collect()
@@ -119,12 +119,12 @@ struct Host<'a> {
 }
 
 /// Address of a staging slot.
-type Cell = *mut u8;
+type SlotAddress = *mut u8;
 
 impl StepExecutor for Host<'_> {
     type Error = Mismatch;
     /// A channel and its slot.
-    type Slot = (usize, Cell);
+    type Slot = (usize, SlotAddress);
 
     fn execution(&mut self) -> &mut Execution {
         self.execution
@@ -136,12 +136,12 @@ impl StepExecutor for Host<'_> {
 
     #[inline]
     fn slot(&mut self, channel: usize, _: BlockRun, _: usize) -> StepResult<Self, Option<Self::Slot>> {
-        Ok(self.group.send_slot(channel).map(|cell| (channel, cell)))
+        Ok(self.group.send_slot(channel).map(|slot| (channel, slot)))
     }
 
     fn send(
         &mut self,
-        (channel, cell): Self::Slot,
+        (channel, slot): Self::Slot,
         source: BlockRun,
         tee: Option<BlockRun>,
         segment: usize,
@@ -163,20 +163,20 @@ impl StepExecutor for Host<'_> {
         };
         let mut at = 0;
         if let Some((from, bytes)) =
-            self.contiguous_segment(source, segment).filter(|(from, _)| *from == cell as usize)
+            self.contiguous_segment(source, segment).filter(|(from, _)| *from == slot as usize)
         {
             // The message already is in its slot.
             self.store_tee(tee, (from, bytes), segment);
             at = bytes;
         } else if let Some((from, dst, bytes)) = contiguous {
-            self.write_slot(has_distant_readers, cell, from, dst, bytes);
+            self.write_slot(has_distant_readers, slot, from, dst, bytes);
             at = bytes;
         } else {
             for i in 0..source.blocks {
                 let bytes = self.bound.segment_bytes(source.buffer, source.block + i, segment);
                 let from = self.address(source, source.block + i, segment);
                 let dst = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
-                self.write_slot(has_distant_readers, cell.wrapping_add(at), from, dst, bytes);
+                self.write_slot(has_distant_readers, slot.wrapping_add(at), from, dst, bytes);
                 at += bytes;
             }
         }
@@ -197,19 +197,19 @@ impl StepExecutor for Host<'_> {
             let in_place = self.bound.zero_copy.sends_in_place(channel, self.execution.in_place);
             self.contiguous_segment(to, segment).filter(|_| in_place)
         });
-        let cell = forward_slot.filter(|_| place.is_none()).map(|(_, cell)| cell);
+        let slot = forward_slot.filter(|_| place.is_none()).map(|(_, slot)| slot);
         let mut taken = 0;
         self.pieces(to, segment, |dst, bytes| {
             let (dst, piece) = (dst as *mut u8, message.wrapping_add(skip + taken));
             // SAFETY: the message is valid until it is released and holds these bytes (the sizes of sender and
-            // receiver were compared). `dst` is in the buffers of the call; the cell belongs to this operation. A
+            // receiver were compared). `dst` is in the buffers of the call; the slot belongs to this operation. A
             // message that bypassed the staging slots already is at `dst`.
             unsafe {
-                match cell {
-                    Some(cell) if dst.cast_const() == piece => {
-                        kernels::copy(cell.wrapping_add(taken), piece, bytes, false);
+                match slot {
+                    Some(slot) if dst.cast_const() == piece => {
+                        kernels::copy(slot.wrapping_add(taken), piece, bytes, false);
                     }
-                    Some(cell) => kernels::copy_tee(cell.wrapping_add(taken), dst, piece, bytes, stream),
+                    Some(slot) => kernels::copy_tee(slot.wrapping_add(taken), dst, piece, bytes, stream),
                     None if dst.cast_const() == piece => {}
                     None => kernels::copy(dst, piece, bytes, stream),
                 }
@@ -234,7 +234,7 @@ impl StepExecutor for Host<'_> {
         segment: usize,
     ) -> StepResult<Self> {
         if segment < step.result.segments {
-            let bytes = self.combine(step, messages, forward_slot.map(|(_, cell)| cell), segment);
+            let bytes = self.combine(step, messages, forward_slot.map(|(_, slot)| slot), segment);
             if let Some((channel, _)) = forward_slot {
                 self.group.publish(channel, Outgoing::Slot { bytes });
             }
@@ -313,25 +313,31 @@ impl Host<'_> {
     }
 
     /// Copies one piece to a slot, and to `dst` unless it is there already.
-    fn write_slot(&self, remote: bool, cell: Cell, from: usize, dst: usize, bytes: usize) {
+    fn write_slot(&self, remote: bool, slot: SlotAddress, from: usize, dst: usize, bytes: usize) {
         let (source, out) = (from as *const u8, dst as *mut u8);
         let (past_caches, stream) = (remote && bytes >= MIN_STREAM_BYTES, self.execution.stream);
-        // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are in
+        // SAFETY: the slot belongs to this operation and holds the message (bind sized it). `from` and `dst` are in
         // the buffers of the call, which only this thread accesses until the operation is over.
         unsafe {
             if dst == from || past_caches {
-                kernels::copy(cell, source, bytes, past_caches);
+                kernels::copy(slot, source, bytes, past_caches);
                 if dst != from {
                     kernels::copy(out, source, bytes, stream);
                 }
             } else {
-                kernels::copy_tee(cell, out, source, bytes, stream);
+                kernels::copy_tee(slot, out, source, bytes, stream);
             }
         }
     }
 
     /// Reduces one segment; returns the bytes of the result.
-    fn combine(&self, step: &Reduce, messages: &[*const u8], cell: Option<Cell>, segment: usize) -> usize {
+    fn combine(
+        &self,
+        step: &Reduce,
+        messages: &[*const u8],
+        slot: Option<SlotAddress>,
+        segment: usize,
+    ) -> usize {
         let own = step.own.map_or(messages.len(), |(at, _)| at);
         with_buffer(messages.len() + usize::from(step.own.is_some()), std::ptr::null(), |sources| {
             for (i, (message, from)) in messages.iter().zip(&step.from).enumerate() {
@@ -346,7 +352,7 @@ impl Host<'_> {
                     _ => None,
                 };
             if let Some((out, own_input, bytes)) = contiguous {
-                self.reduce_block(step, sources, own_input, out, cell, bytes);
+                self.reduce_block(step, sources, own_input, out, slot, bytes);
                 return bytes;
             }
             let mut packed = 0;
@@ -359,7 +365,7 @@ impl Host<'_> {
                     sources,
                     own_input,
                     out,
-                    cell.map(|cell| cell.wrapping_add(packed)),
+                    slot.map(|slot| slot.wrapping_add(packed)),
                     bytes,
                 );
                 // In every message, the next block follows this one.
@@ -377,7 +383,7 @@ impl Host<'_> {
         sources: &mut [*const u8],
         own_input: usize,
         out: usize,
-        cell: Option<Cell>,
+        slot: Option<SlotAddress>,
         bytes: usize,
     ) {
         let Some(kernel) = self.bound.kernel else { return };
@@ -388,15 +394,15 @@ impl Host<'_> {
         let scale = if step.finish { self.execution.scale } else { None };
         let (size, stream) = (self.execution.dtype.size(), self.execution.stream);
         let past_caches = self.group.has_distant_readers() && bytes >= MIN_STREAM_BYTES;
-        let (first, second, stream) = match cell {
+        let (first, second, stream) = match slot {
             None => (out, none, stream),
-            Some(cell) if cell == out => (out, none, stream),
-            Some(cell) if !step.keep => (cell, none, past_caches),
-            Some(cell) if past_caches => (cell, out, true),
-            Some(cell) => (out, cell, stream),
+            Some(slot) if slot == out => (out, none, stream),
+            Some(slot) if !step.keep => (slot, none, past_caches),
+            Some(slot) if past_caches => (slot, out, true),
+            Some(slot) => (out, slot, stream),
         };
         // SAFETY: every source holds `bytes` bytes: messages until they are released, own blocks in the buffers of
-        // the call. The destinations are the call's output and the operation's own cell. A destination equals one of
+        // the call. The destinations are the call's output and the operation's own slot. A destination equals one of
         // the sources (in place) or overlaps none. Parts have no element in common.
         unsafe {
             split_work(bytes, |at, bytes| {

@@ -52,18 +52,18 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
 }
 
 /// Writes `n` bytes of `src` to two destinations and reads them once. `stream` applies to `kept` only: peers are
-/// about to read `cell`, which should remain in cache.
+/// about to read `slot`, which should remain in cache.
 ///
 /// # Safety
 /// As [`copy`], for both destinations; no two of the three buffers overlap.
 #[inline]
-pub(crate) unsafe fn copy_tee(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
+pub(crate) unsafe fn copy_tee(slot: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
     let level = Level::best();
     // SAFETY: as in `copy`.
     unsafe {
         split_work(n, |at, n| {
-            let [kept, cell] = [kept, cell].map(|to| to.wrapping_add(at));
-            copy::copy_at::<true>(level, kept, cell, src.wrapping_add(at), n, stream);
+            let [kept, slot] = [kept, slot].map(|to| to.wrapping_add(at));
+            copy::copy_at::<true>(level, kept, slot, src.wrapping_add(at), n, stream);
         });
     }
 }

@@ -76,7 +76,7 @@ pub(crate) fn shape(
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wire {
     Shm,
-    /// Shared memory with non-temporal stores to cells, as for readers without a common cache.
+    /// Shared memory with non-temporal stores to slots, as for readers without a common cache.
     NonTemporal,
     /// Nodes of the given number of ranks: shared memory within a node, sockets between nodes.
     Nodes(usize),

@@ -1,4 +1,4 @@
-//! Every algorithm, selected by SMDDP_ALGO, with regular and non-temporal stores to cells.
+//! Every algorithm, selected by SMDDP_ALGO, with regular and non-temporal stores to slots.
 
 use smddp_core::{Algorithm, Collective};
 

@@ -262,7 +262,7 @@ impl Cell {
     }
 }
 
-/// Elements of a block: an inline message, several cells, 264 KB that move zero-copy between nodes, and more than a
+/// Elements of a block: an inline message, several slots, 264 KB that move zero-copy between nodes, and more than a
 /// MiB.
 const COUNTS: [usize; 4] = [3, 16_384, 66_001, 270_011];
 const SHORT_AND_LONG: [usize; 2] = [COUNTS[0], COUNTS[2]];

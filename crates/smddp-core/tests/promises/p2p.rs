@@ -28,7 +28,7 @@ fn recv(comm: &Communicator, into: &mut [f32], from: Option<usize>, tag: u64) ->
 #[test]
 fn messages_are_received_in_any_order_of_tags() {
     for wire in Wire::EACH {
-        // Empty, inline in the announcement and slightly larger, in one cell, in fragments.
+        // Empty, inline in the announcement and slightly larger, in one slot, in fragments.
         for count in [0, 1, 8, 9, 1000, 20_000, 300_000] {
             over(wire.links(2), TIMEOUT, |comm| {
                 let tags: Vec<u64> = (0..40).collect();
@@ -154,7 +154,7 @@ fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
     ranks.finish(0..3);
 }
 
-/// Applies to every path: in a cell, inline, or from the sender's memory to the receiver's.
+/// Applies to every path: in a slot, inline, or from the sender's memory to the receiver's.
 #[test]
 fn send_buffer_is_reusable_after_completion_before_the_recv() {
     for wire in Wire::EACH {

@@ -7,7 +7,7 @@ use crate::common::{TIMEOUT, Wire, over};
 /// One all_reduce or all_gather: elements, reduction, and whether it is in place.
 type Variety = (Collective, usize, RedOp, bool);
 
-/// More varieties than the cache keeps, mostly small and one with several cells. Neighbours differ in one property.
+/// More varieties than the cache keeps, mostly small and one with several slots. Neighbours differ in one property.
 const VARIETIES: [Variety; 12] = [
     (Collective::AllReduce, 3, RedOp::Sum, false),
     (Collective::AllReduce, 3, RedOp::Sum, true),

@@ -8,7 +8,7 @@ use crate::common::procs::{RankProcess, start};
 use crate::common::{ALL, TIMEOUT};
 use crate::soak::scramble;
 
-/// Elements of a message. Every third group uses a message larger than a cell.
+/// Elements of a message. Every third group uses a message larger than a slot.
 const MESSAGE_COUNTS: [usize; 3] = [9, 700, 40_000];
 const TAG: u64 = 5;
 

@@ -97,7 +97,7 @@ fn collectives_are_correct_on_symmetric_memory_and_release_it() {
     }
 }
 
-/// Large and aligned messages are sent without a copy into a cell.
+/// Large and aligned messages are sent without a copy into a slot.
 #[test]
 fn zero_copy_messages_are_counted() {
     // The process keeps its symmetric memory and the counter while a buffer exists.

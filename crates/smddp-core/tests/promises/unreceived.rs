@@ -16,7 +16,7 @@ enum Waiting {
     Leaves,
 }
 
-/// Elements of a message inside its announcement, in one cell, and above the eager limit.
+/// Elements of a message inside its announcement, in one slot, and above the eager limit.
 const SIZES: [usize; 3] = [3, 2_000, 300_000];
 
 fn waits() -> Vec<Waiting> {

@@ -1,11 +1,11 @@
-//! The number of cells in flight between nodes depends on the network; the results do not.
+//! The number of slots in flight between nodes depends on the network; the results do not.
 
 use smddp_core::network::{NetworkEstimate, Origin};
 use smddp_core::{Collective, DType, Network};
 
 use crate::common::{TIMEOUT, Wire, efa_links, over, simulated_efa, try_one};
 
-/// Latencies in nanoseconds. At 1 Gbit/s and with cells of 32 KiB they need windows from 16 cells up to whole
+/// Latencies in nanoseconds. At 1 Gbit/s and with slots of 32 KiB they need windows from 16 slots up to whole
 /// messages.
 const LATENCIES: [f64; 4] = [15e3, 700e3, 1.1e6, 1e8];
 
@@ -31,7 +31,7 @@ fn collectives_are_correct_with_every_window_size() {
     }
 }
 
-/// Over a wire without copies of sent data, a sender has as many cells as its readers.
+/// Over a wire without copies of sent data, a sender has as many slots as its readers.
 #[test]
 fn collectives_are_correct_with_every_window_size_without_copies() {
     for latency_ns in [450e3, 2.5e6] {
@@ -45,8 +45,8 @@ fn collectives_are_correct_with_every_window_size_without_copies() {
 }
 
 #[test]
-fn longer_latency_needs_more_cells() {
-    let cells = |latency_ns| {
+fn longer_latency_needs_more_slots() {
+    let slots = |latency_ns| {
         let paths = over(Wire::Nodes(1).links(2), TIMEOUT, |comm| {
             assert!(comm.set_network(known(latency_ns)));
             comm.path(Collective::AllReduce, DType::F32, 64 << 20)
@@ -54,6 +54,6 @@ fn longer_latency_needs_more_cells() {
         assert_eq!(paths[0], paths[1]);
         paths[0].clone()
     };
-    assert!(cells(15e3).ends_with(" 16 cells"), "{}", cells(15e3));
-    assert!(cells(5e6).ends_with(" 153 cells"), "{}", cells(5e6));
+    assert!(slots(15e3).ends_with(" 16 slots"), "{}", slots(15e3));
+    assert!(slots(5e6).ends_with(" 153 slots"), "{}", slots(5e6));
 }

@@ -13,7 +13,7 @@
 //! readers, and segments are pipelined.
 //!
 //! Deadlock freedom: a message written in iteration `i` of the loop is read in iteration `i + 1` by the peer.
-//! Two cells are sufficient. One is sufficient if each channel carries one message.
+//! Two slots are sufficient. One is sufficient if each channel carries one message.
 //!
 //! In place (block `b` of In and Out is the same memory): segment `s` of In `p` is sent with lag 0. Out `p`
 //! is written later, with lag 1 (all_gather: only blocks of other ranks) or lag 2 (all_reduce, reduce). Block
@@ -111,7 +111,7 @@ fn reduce(request: &PlanRequest, then: Then) -> Program {
     draft.done()
 }
 
-/// One writer, all readers. A message carries one block, so that cells are small and fill early.
+/// One writer, all readers. A message carries one block, so that slots are small and fill early.
 fn broadcast(request: &PlanRequest) -> Program {
     let PlanRequest { rank: me, size, root, .. } = *request;
     let mut draft = Draft::default();

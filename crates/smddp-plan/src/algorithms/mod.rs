@@ -80,8 +80,8 @@ impl Algorithm {
         std::iter::once(self.name()).chain(self.name().strip_prefix("hier-"))
     }
 
-    /// Returns the minimum number of cells per channel for which the plan cannot deadlock, if the largest
-    /// block has `segments` segments. One cell is sufficient only if no rank writes a second segment before
+    /// Returns the minimum number of slots per channel for which the plan cannot deadlock, if the largest
+    /// block has `segments` segments. One slot is sufficient only if no rank writes a second segment before
     /// it reads the first.
     pub const fn least_depth(self, segments: usize) -> usize {
         if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) { 1 } else { 2 }
@@ -107,7 +107,7 @@ impl Algorithm {
 ///
 /// Every program, independent of the algorithm, has these properties:
 /// - The steps of a pipeline ascend by lag, so that a plan with a single segment can drop all lags.
-/// - It cannot deadlock with [`Algorithm::least_depth`] cells per channel.
+/// - It cannot deadlock with [`Algorithm::least_depth`] slots per channel.
 /// - It is correct if In and Out are the same memory, block by block.
 pub fn plan(algorithm: Algorithm, request: &PlanRequest, topology: &Topology) -> Option<Program> {
     if request.rank >= request.size || request.root >= request.size || topology.size() != request.size {

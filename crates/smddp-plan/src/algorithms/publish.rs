@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!          rank 0        rank 1        rank 2
-//! write    [ In 0 ]      [ In 1 ]      [ In 2 ]      one cell each, one message
+//! write    [ In 0 ]      [ In 1 ]      [ In 2 ]      one slot each, one message
 //!              \  \_______/  |  \_______/  /
-//! read      1, 2          2, 0          0, 1         directly from the cells of the writers
+//! read      1, 2          2, 0          0, 1         directly from the slots of the writers
 //! ```
 //!
 //! One hop and one message per rank: the lowest latency in shared memory. In exchange each reader of an
@@ -13,7 +13,7 @@
 //! Collectives", 2008.
 //!
 //! Every reader reduces all contributions in rank order, so all ranks get the same bits. In place: the whole
-//! In is in the cell (`Send`) before the `Reduce` of that segment writes Out.
+//! In is in the slot (`Send`) before the `Reduce` of that segment writes Out.
 
 use super::draft::{Draft, ONE};
 use super::{others, rotated};

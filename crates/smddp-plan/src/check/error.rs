@@ -226,9 +226,9 @@ pub enum Error {
         before: usize,
     },
     /// All remaining steps wait for each other.
-    #[error("deadlock with {depth} cells per channel; first of {} waiting steps: {}", waiting.len(), waiting[0])]
+    #[error("deadlock with {depth} slots per channel; first of {} waiting steps: {}", waiting.len(), waiting[0])]
     Deadlock {
-        /// Cells per channel.
+        /// Slots per channel.
         depth: usize,
         /// Positions of the waiting steps.
         waiting: Vec<Position>,

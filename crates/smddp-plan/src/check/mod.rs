@@ -10,7 +10,7 @@
 //! - No memory is read before it is written, nor overwritten while another pipeline may still use it. In
 //!   place, no input is overwritten while it is still needed.
 //! - Every message matches the expectation of its reader, and every message is read.
-//! - `depth` cells per channel cannot deadlock. This includes sequences of operations that share their cells,
+//! - `depth` slots per channel cannot deadlock. This includes sequences of operations that share their slots,
 //!   and another sequence that runs at the same time.
 
 mod clock;
@@ -54,7 +54,7 @@ pub fn programs_for(
     (0..request.size).map(|rank| plan(algorithm, &PlanRequest { rank, ..*request }, topology)).collect()
 }
 
-/// Checks one operation with `depth` cells per channel.
+/// Checks one operation with `depth` slots per channel.
 ///
 /// # Errors
 /// [`Error`] with the first violation.
@@ -101,7 +101,7 @@ struct MessageModes<'a> {
     by_reference: Option<&'a dyn Fn(usize, usize) -> bool>,
 }
 
-/// Checks consecutive operations of one group, in the same cells.
+/// Checks consecutive operations of one group, in the same slots.
 ///
 /// # Errors
 /// [`Error`] with the first violation.
@@ -109,7 +109,7 @@ pub fn check_sequence(operations: &[Operation<'_>], depth: usize) -> Result<(), 
     check_concurrent(&[operations], depth)
 }
 
-/// Checks sequences that run at the same time, each in its own cells, as every started operation reserves
+/// Checks sequences that run at the same time, each in its own slots, as every started operation reserves
 /// them.
 ///
 /// # Errors
@@ -126,7 +126,7 @@ fn check_all(sequences: &[&[Operation<'_>]], depth: usize, modes: MessageModes<'
                 let at = Position { operation, ..Position::default() };
                 return Err(Error::Malformed {
                     at,
-                    reason: "no cells, or groups of different sizes in a sequence",
+                    reason: "no slots, or groups of different sizes in a sequence",
                 });
             }
             rules::check(op, operation)?;

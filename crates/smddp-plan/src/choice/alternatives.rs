@@ -11,7 +11,7 @@ const SMALLEST: usize = 4 << 10;
 const LARGEST: usize = 4 << 20;
 
 /// Returns a decision for every algorithm that supports the call. For each algorithm the default piece size
-/// comes first, then other sizes whose cells fit the staging memory.
+/// comes first, then other sizes whose slots fit the staging memory.
 pub fn alternatives(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'_>) -> Vec<Decision> {
     let mut found = Vec::new();
     for algorithm in Algorithm::ALL {

@@ -3,8 +3,8 @@
 //!
 //! The rates are for shared memory on one socket, rounded from measurements of a two-rank exchange. A flag
 //! reaches another core in about 0.15 us. A message in a header costs its reader or writer about 0.05 us beyond
-//! its bytes. A message in a ring of cells (space check, flag, release) costs about 0.25 us. Bytes move at
-//! about 10 GB/s through cells, and at twice that rate while they fit the cache of one core. Only the ratios
+//! its bytes. A message in a ring of slots (space check, flag, release) costs about 0.25 us. Bytes move at
+//! about 10 GB/s through slots, and at twice that rate while they fit the cache of one core. Only the ratios
 //! matter.
 
 use super::shape::Case;
@@ -14,12 +14,12 @@ use crate::ir::Collective;
 const HOP: f64 = 150.0;
 /// Nanoseconds per message in a header.
 const INLINE_MESSAGE: f64 = 50.0;
-/// Nanoseconds per message in a ring of cells.
-const CELL_MESSAGE: f64 = 250.0;
+/// Nanoseconds per message in a ring of slots.
+const SLOT_MESSAGE: f64 = 250.0;
 /// Bytes per nanosecond through headers.
 const INLINE_RATE: f64 = 20.0;
-/// Bytes per nanosecond through cells.
-const CELL_RATE: f64 = 10.0;
+/// Bytes per nanosecond through slots.
+const SLOT_RATE: f64 = 10.0;
 
 /// Returns true if `publish` with its message in a header is at least as fast as `mesh`.
 pub(super) fn publish_wins(case: &Case<'_>) -> bool {
@@ -46,5 +46,5 @@ pub(super) fn publish_wins(case: &Case<'_>) -> bool {
         Reduce => (2.0, 3.0 * peers, 3.0 * share),
         AllReduce => (2.0, 3.0 * peers + 1.0, 3.0 * share + 1.0 / n),
     };
-    case.fits_inline() && time(publish, INLINE_MESSAGE, INLINE_RATE) <= time(mesh, CELL_MESSAGE, CELL_RATE)
+    case.fits_inline() && time(publish, INLINE_MESSAGE, INLINE_RATE) <= time(mesh, SLOT_MESSAGE, SLOT_RATE)
 }

@@ -1,4 +1,4 @@
-//! Choice of algorithm, segment size and cells, by a cost model with fixed constants and by user settings.
+//! Choice of algorithm, segment size and slots, by a cost model with fixed constants and by user settings.
 //!
 //! [`decide`] is the only entry point: the engine binds its result, and every report or simulation of the
 //! engine calls it too.
@@ -29,14 +29,14 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// Bytes of a block that move as one piece; a multiple of 64.
     pub segment: usize,
-    /// Cells per channel: at least 2, or 1 if every channel carries one message.
+    /// Slots per channel: at least 2, or 1 if every channel carries one message.
     pub depth: usize,
     /// Bytes of each block that a writer may send ahead of its readers on other nodes.
     pub ahead: usize,
 }
 
 impl Choice {
-    /// Returns the cells of a channel between nodes at its readers: data in flight has a reserved cell.
+    /// Returns the slots of a channel between nodes at its readers: data in flight has a reserved slot.
     pub fn window(&self) -> usize {
         self.depth.max(self.ahead.div_ceil(self.segment.max(1)))
     }

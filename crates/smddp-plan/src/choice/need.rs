@@ -1,4 +1,4 @@
-//! Cells and messages of a plan, counted in the program of one rank.
+//! Slots and messages of a plan, counted in the program of one rank.
 
 use super::shape::{Case, Memory};
 use crate::algorithms::{Algorithm, plan};
@@ -10,9 +10,9 @@ use std::collections::HashMap;
 pub(super) struct Traffic {
     /// Blocks in the largest message.
     pub(super) message: usize,
-    /// Blocks in one cell of each channel that the rank writes.
+    /// Blocks in one slot of each channel that the rank writes.
     pub(super) written: usize,
-    /// Blocks in one cell of each channel that it reads from another node; it reserves memory for these too.
+    /// Blocks in one slot of each channel that it reads from another node; it reserves memory for these too.
     pub(super) received: usize,
     /// Steps of its program, including those without payload.
     pub(super) steps: usize,
@@ -58,7 +58,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the blocks in one cell of each channel, for writing or for reading, whichever is larger.
+    /// Returns the blocks in one slot of each channel, for writing or for reading, whichever is larger.
     pub(super) fn staged(&self) -> usize {
         self.written.max(self.received).max(1)
     }
@@ -110,8 +110,8 @@ fn of_program(program: &Program, rank: usize, case: &Case<'_>) -> Traffic {
         }
         for Source { rank: writer, channel, message, .. } in timed.step.sources() {
             if is_remote(*writer) {
-                let cell = received.entry((*writer, *channel)).or_default();
-                *cell = message.blocks.max(*cell);
+                let slot = received.entry((*writer, *channel)).or_default();
+                *slot = message.blocks.max(*slot);
             }
             if let Some(bytes) = case.moves(*message) {
                 let from = if is_remote(*writer) { &mut traffic.remote_in } else { &mut traffic.local_in };

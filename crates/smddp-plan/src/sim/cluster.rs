@@ -44,7 +44,7 @@ pub struct Cluster {
     pub ranks: Vec<usize>,
     /// Port of each rank inside its node.
     pub local: Port,
-    /// True if one write inside the node reaches all its readers (cells in shared memory). Otherwise the port
+    /// True if one write inside the node reaches all its readers (slots in shared memory). Otherwise the port
     /// of the writer carries one copy per reader (NVLink).
     pub local_multicast: bool,
     /// One rail (network device).

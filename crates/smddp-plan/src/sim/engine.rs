@@ -24,7 +24,7 @@ pub struct Load {
     pub blocks: Blocks,
     /// Bytes of a block that move as one piece.
     pub segment: u64,
-    /// Cells of each channel.
+    /// Slots of each channel.
     pub depth: usize,
     /// Format of messages between nodes, which are then all 32-bit floats.
     pub format: Option<Format>,

@@ -1,4 +1,4 @@
-//! State of the channels: messages sent and read, and free cells.
+//! State of the channels: messages sent and read, and free slots.
 
 use super::ports::Time;
 use crate::ir::Program;
@@ -13,7 +13,7 @@ struct Channel {
     first: u32,
     count: u32,
     sent: u32,
-    /// Pipeline that waits for a free cell.
+    /// Pipeline that waits for a free slot.
     waiting: u32,
 }
 
@@ -39,9 +39,9 @@ pub(super) struct Message {
     pub(super) in_wait: u32,
 }
 
-/// A cell: the number of outstanding readers, then the time at which the writer has its credit.
+/// A slot: the number of outstanding readers, then the time at which the writer has its credit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Cell {
+struct Slot {
     left: u32,
     free: Time,
     record: u32,
@@ -49,7 +49,7 @@ struct Cell {
 
 /// All channels of all ranks.
 pub(super) struct Flows {
-    /// Simulated cells per channel, at most its number of messages.
+    /// Simulated slots per channel, at most its number of messages.
     depth: usize,
     /// Messages per segment on the busiest channel.
     most: usize,
@@ -60,7 +60,7 @@ pub(super) struct Flows {
     /// `depth` entries per reader.
     messages: Vec<Message>,
     /// `depth` entries per channel.
-    cells: Vec<Cell>,
+    slots: Vec<Slot>,
 }
 
 impl Flows {
@@ -72,7 +72,7 @@ impl Flows {
             channels: Vec::new(),
             readers: Vec::new(),
             messages: Vec::new(),
-            cells: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -96,11 +96,11 @@ impl Flows {
         self.most = messages.into_iter().fold(self.most, usize::max);
     }
 
-    /// Allocates messages and cells after all programs were added, for blocks with this number of segments.
+    /// Allocates messages and slots after all programs were added, for blocks with this number of segments.
     pub(super) fn complete(&mut self, segments: u64) {
         self.depth = (self.most.max(1) as u64).saturating_mul(segments).min(self.depth as u64) as usize;
         self.messages = vec![Message::default(); self.readers.len() * self.depth];
-        self.cells = vec![Cell::default(); self.channels.len() * self.depth];
+        self.slots = vec![Slot::default(); self.channels.len() * self.depth];
     }
 
     pub(super) fn id(&self, rank: u32, channel: u32) -> u32 {
@@ -120,23 +120,23 @@ impl Flows {
         self.readers[reader]
     }
 
-    /// Returns the time at which the next cell is free, and the record that freed it. `Err` registers
+    /// Returns the time at which the next slot is free, and the record that freed it. `Err` registers
     /// `pipeline` as waiting for it.
     pub(super) fn room(&mut self, channel: u32, pipeline: u32) -> Result<(Time, u32), ()> {
         let flow = &mut self.channels[channel as usize];
-        let cell = self.cells[channel as usize * self.depth + flow.sent as usize % self.depth];
-        if cell.left > 0 {
+        let slot = self.slots[channel as usize * self.depth + flow.sent as usize % self.depth];
+        if slot.left > 0 {
             flow.waiting = pipeline;
             return Err(());
         }
-        Ok((cell.free, cell.record))
+        Ok((slot.free, slot.record))
     }
 
     /// Marks the next message as sent.
     pub(super) fn post(&mut self, channel: u32) {
         let flow = &mut self.channels[channel as usize];
-        let cell = &mut self.cells[channel as usize * self.depth + flow.sent as usize % self.depth];
-        *cell = Cell { left: flow.count, free: 0, record: NONE };
+        let slot = &mut self.slots[channel as usize * self.depth + flow.sent as usize % self.depth];
+        *slot = Slot { left: flow.count, free: 0, record: NONE };
         flow.sent += 1;
     }
 
@@ -160,7 +160,7 @@ impl Flows {
     }
 
     /// Releases the next message of a reader; the writer has the credit at `free`. Returns the writer's
-    /// pipeline and its start time if it waits for this cell.
+    /// pipeline and its start time if it waits for this slot.
     pub(super) fn release(
         &mut self,
         channel: u32,
@@ -171,13 +171,13 @@ impl Flows {
         let state = &mut self.readers[reader];
         let at = state.taken as usize % self.depth;
         state.taken += 1;
-        let cell = &mut self.cells[channel as usize * self.depth + at];
-        cell.left -= 1;
-        if free >= cell.free {
-            (cell.free, cell.record) = (free, record);
+        let slot = &mut self.slots[channel as usize * self.depth + at];
+        slot.left -= 1;
+        if free >= slot.free {
+            (slot.free, slot.record) = (free, record);
         }
-        let freed = cell.left == 0;
-        let free = cell.free;
+        let freed = slot.left == 0;
+        let free = slot.free;
         let flow = &mut self.channels[channel as usize];
         if !freed || flow.waiting == NONE || flow.sent as usize % self.depth != at {
             return None;

@@ -49,7 +49,7 @@ impl Job {
     ///
     /// # Errors
     /// Returns [`UnsupportedPlan`] if the algorithm does not support the call, or deadlocks with this number
-    /// of cells.
+    /// of slots.
     pub fn run(&self, cluster: &Cluster, watch: Vec<usize>) -> Result<Run, UnsupportedPlan> {
         let Self { collective, root, .. } = *self;
         let Choice { algorithm, segment, .. } = self.decision.choice;

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Ranks run their pipelines as the executor does: step by step, segment by segment, and a send needs a free
-//! cell of its channel. A plan with unnecessary waits is therefore slow here too, and a deadlock is an error.
+//! slot of its channel. A plan with unnecessary waits is therefore slow here too, and a deadlock is an error.
 //! Not modelled: congestion inside the network, contention for memory and PCIe, jitter, and the CPU work of
 //! moving data. The result is a lower bound of the time, suitable for comparing plans.
 //!

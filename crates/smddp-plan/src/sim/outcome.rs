@@ -51,7 +51,7 @@ pub struct Outcome {
     pub bars: Vec<Bar>,
 }
 
-/// Some pipelines did not finish: too few cells, or an incorrect plan.
+/// Some pipelines did not finish: too few slots, or an incorrect plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deadlock: {pipelines} pipelines cannot finish, the first at rank {rank}, step {step}")]
 pub struct Deadlock {

@@ -27,7 +27,7 @@ pub enum Wait {
     Network,
     /// A message from the same node.
     Local,
-    /// A free cell.
+    /// A free slot.
     Credit,
 }
 
@@ -37,7 +37,7 @@ impl Wait {
         match self {
             Self::Network => "message from another node",
             Self::Local => "message inside the node",
-            Self::Credit => "free cell",
+            Self::Credit => "free slot",
         }
     }
 }
@@ -106,7 +106,7 @@ pub struct PathSummary {
     pub local: f64,
     /// Number of messages inside nodes.
     pub local_hops: usize,
-    /// Waiting for free cells.
+    /// Waiting for free slots.
     pub credit: f64,
     /// The rest: work of the ranks.
     pub work: f64,

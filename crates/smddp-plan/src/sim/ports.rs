@@ -186,7 +186,7 @@ impl Ports {
     pub(super) fn read(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Arrival {
         let port = &mut self.local_in[rank];
         let start = now.max(port.free);
-        // Reading from cells costs the reader; a write over NVLink does not.
+        // Reading from slots costs the reader; a write over NVLink does not.
         let message = if self.multicast { port.message } else { 0 };
         port.free = start + message + port.span(bytes);
         Arrival { start, finish: last.max(start + port.span(bytes)) }

@@ -151,7 +151,7 @@ fn local_write_costs_one_copy_per_reader_without_multicast() {
 
 #[test]
 fn full_channel_waits_for_its_reader() {
-    // Four messages through two cells: the third is sent after the credit of the first arrives.
+    // Four messages through two slots: the third is sent after the credit of the first arrives.
     let blocks = |n: usize| (0..n).map(|b| send(0, b)).collect();
     let programs = vec![
         Program::single_pipeline(vec![to(&[1])], blocks(4)),
@@ -297,7 +297,7 @@ fn large_calls_are_within_ten_percent_of_the_bound() {
         for collective in [Collective::AllGather, Collective::ReduceScatter] {
             let run = best(&cluster, collective, 256 << 20);
             let share = run.line_share.unwrap();
-            // With 32 nodes the staging memory holds only two cells per channel.
+            // With 32 nodes the staging memory holds only two slots per channel.
             let least = if nodes < 32 { 1.0 / 1.1 } else { 1.0 / 1.12 };
             assert!(share > least, "{collective:?} {nodes}: {share} by {:?}", run.job.decision.choice);
         }

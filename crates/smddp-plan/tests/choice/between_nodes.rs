@@ -242,7 +242,7 @@ fn window_stays_within_its_share_of_the_staging() {
             for algorithm in [Algorithm::HierMesh, Algorithm::HierRing] {
                 let choice = named_in(algorithm, &shape, &topology).unwrap();
                 let received = (nodes - 1) * choice.segment * choice.window();
-                // The last cell of each channel may exceed the share.
+                // The last slot of each channel may exceed the share.
                 assert!(received <= staging / 2 + (nodes - 1) * choice.segment, "{choice:?}");
             }
         }
@@ -276,7 +276,7 @@ fn forced_algorithms_are_accepted_where_possible() {
     );
 }
 
-/// The mesh of 256 nodes reserves cells for 255 senders.
+/// The mesh of 256 nodes reserves slots for 255 senders.
 #[test]
 fn receive_cells_use_at_most_a_quarter_of_the_staging() {
     for (nodes, each) in [(64, 1), (64, 8), (256, 1), (256, 8)] {

@@ -110,7 +110,7 @@ impl Rail for Device {
         self.with(|queues| events.append(&mut queues.events));
     }
 
-    fn interest(&mut self) -> Option<RawFd> {
+    fn wait_sources(&mut self) -> Option<RawFd> {
         None
     }
 }

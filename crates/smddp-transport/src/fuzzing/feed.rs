@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
-pub(crate) const CELL: usize = 5_000;
+pub(crate) const SLOT_BYTES: usize = 5_000;
 pub(crate) const MESSAGES: u64 = 3;
 pub(crate) const BYTES: u64 = 14_000;
 /// Fingerprint of the operation.
@@ -187,7 +187,7 @@ impl Feed {
         let channel_layout = Channels {
             send_channels: vec![SendChannel {
                 readers: vec![0],
-                cell: CELL,
+                slot_bytes: SLOT_BYTES,
                 messages: MESSAGES,
                 bytes: BYTES,
             }],
@@ -195,7 +195,7 @@ impl Feed {
                 rank: 0,
                 channel: 0,
                 reader: 0,
-                cell: CELL,
+                slot_bytes: SLOT_BYTES,
                 messages: MESSAGES,
                 bytes: BYTES,
             }],
@@ -237,18 +237,18 @@ impl Feed {
         if self.written < MESSAGES
             && let Some(slot) = self.group.send_slot(0)
         {
-            let left = BYTES as usize - self.written as usize * CELL;
-            // SAFETY: this rank owns the slot of `CELL` bytes.
-            unsafe { slot.write_bytes(7, left.min(CELL)) };
-            self.group.publish(0, Outgoing::Slot { bytes: left.min(CELL) });
+            let left = BYTES as usize - self.written as usize * SLOT_BYTES;
+            // SAFETY: this rank owns the slot of `SLOT_BYTES` bytes.
+            unsafe { slot.write_bytes(7, left.min(SLOT_BYTES)) };
+            self.group.publish(0, Outgoing::Slot { bytes: left.min(SLOT_BYTES) });
             self.written += 1;
         }
         while self.read < MESSAGES
             && let Ok(Some(message)) = self.group.recv_slot(0)
         {
-            // SAFETY: the message is in a cell of `CELL` bytes until it is released.
+            // SAFETY: the message is in a slot of `SLOT_BYTES` bytes until it is released.
             std::hint::black_box(
-                unsafe { std::slice::from_raw_parts(message, CELL) }.iter().fold(0, |a, b| a ^ b),
+                unsafe { std::slice::from_raw_parts(message, SLOT_BYTES) }.iter().fold(0, |a, b| a ^ b),
             );
             self.group.release(0);
             self.read += 1;

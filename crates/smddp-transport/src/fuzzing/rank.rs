@@ -31,7 +31,7 @@ struct Transfer {
     stream: MessageId,
     bytes: u64,
     transferred: u64,
-    /// Memory of the message if it is transferred without cells.
+    /// Memory of the message if it is transferred without slots.
     memory: Option<Box<[u8]>>,
 }
 
@@ -97,21 +97,21 @@ impl Rank {
         let mut send_channels = Vec::new();
         self.sends_open.clear();
         for channel in 0..script.below(3) {
-            let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
+            let (messages, slot_bytes) = (script.below(6) as u64, 1 + 97 * script.below(200));
             let readers = (1..=1 + script.below(SIZE - 1)).collect();
-            let bytes = messages * cell as u64;
-            send_channels.push((channel, SendChannel { readers, cell, messages, bytes }));
-            self.sends_open.push((messages, 0, cell));
+            let bytes = messages * slot_bytes as u64;
+            send_channels.push((channel, SendChannel { readers, slot_bytes, messages, bytes }));
+            self.sends_open.push((messages, 0, slot_bytes));
         }
         let mut recv_channels = Vec::new();
         for channel in 0..script.below(4) {
-            let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
+            let (messages, slot_bytes) = (script.below(6) as u64, 1 + 97 * script.below(200));
             // A channel has one writer, and a rank has one receive channel of it.
             recv_channels.push(RecvChannel {
                 rank: 1 + channel % (SIZE - 1),
                 channel,
                 reader: 0,
-                cell,
+                slot_bytes,
                 messages,
                 bytes: script.number() & 0xff,
             });
@@ -132,8 +132,8 @@ impl Rank {
             return;
         }
         if let Some(free_slot) = self.net.free_slot(out) {
-            self.check_owned(free_slot, bytes, "a cell to be filled");
-            // SAFETY: `check_owned` checked the cell; single-threaded.
+            self.check_owned(free_slot, bytes, "a slot to be filled");
+            // SAFETY: `check_owned` checked the slot; single-threaded.
             unsafe { free_slot.write_bytes(sent as u8, bytes) };
             self.net.publish(out, bytes);
             self.sends_open[out].1 += 1;
@@ -151,7 +151,7 @@ impl Rank {
             }
             match self.net.next_message(recv_channel) {
                 Ok(Some(at)) => {
-                    self.check_owned(at, want.cell, "a message");
+                    self.check_owned(at, want.slot_bytes, "a message");
                     self.net.release(recv_channel);
                     self.receives_open[recv_channel].1 += 1;
                 }
@@ -183,7 +183,7 @@ impl Rank {
     fn inspect(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
         let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq));
-        let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
+        let _ = (self.net.busy(), self.net.name(), self.net.wait_sources(&mut Vec::new()));
         if script.yes() {
             // A fault ends the group; some inputs continue for a while.
             self.failed |= !self.net.faults(Instant::now()).is_empty() && script.yes();

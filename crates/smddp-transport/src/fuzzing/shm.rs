@@ -15,7 +15,7 @@ struct Pair {
     link: LocalChannels,
     peer: PeerMemory,
     seq: u64,
-    /// (messages, sent, cell bytes) and (channel, taken) by channel.
+    /// (messages, sent, slot bytes) and (channel, taken) by channel.
     outs: Vec<(u64, u64, usize)>,
     ins: Vec<(RecvChannel, u64)>,
     open: bool,
@@ -86,25 +86,25 @@ impl Pair {
             Channels { inline, depth: (1 + script.below(4), 1), window: 2, ..Channels::default() };
         let most = if inline { 1 } else { 5 };
         for _ in 0..script.below(3) {
-            let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
+            let (messages, slot_bytes) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
             channel_layout.send_channels.push(SendChannel {
                 readers: vec![1],
-                cell,
+                slot_bytes,
                 messages,
-                bytes: messages * cell as u64,
+                bytes: messages * slot_bytes as u64,
             });
             if inline {
                 break;
             }
         }
         for channel in 0..script.below(3) {
-            let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
+            let (messages, slot_bytes) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
             let bytes = script.number() & 0xff;
             channel_layout.recv_channels.push(RecvChannel {
                 rank: 1,
                 channel,
                 reader: 0,
-                cell,
+                slot_bytes,
                 messages,
                 bytes,
             });
@@ -112,20 +112,21 @@ impl Pair {
         let channel_layout = Arc::new(channel_layout);
         if self.link.begin(self.seq, CallFingerprint { call: 1, count: 1 }, &channel_layout, &[]) {
             self.open = true;
-            self.outs = channel_layout.send_channels.iter().map(|out| (out.messages, 0, out.cell)).collect();
+            self.outs =
+                channel_layout.send_channels.iter().map(|out| (out.messages, 0, out.slot_bytes)).collect();
             self.ins = channel_layout.recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
         }
     }
 
     fn publish(&mut self, script: &mut Script<'_>) {
         let Some(out) = script.below(4).checked_rem(self.outs.len()) else { return };
-        let (messages, sent, cell) = self.outs[out];
+        let (messages, sent, slot_bytes) = self.outs[out];
         if self.open
             && !self.failed
             && sent < messages
-            && let Some(at) = self.link.cell(out)
+            && let Some(at) = self.link.send_slot(out)
         {
-            self.check_shared(at, cell);
+            self.check_shared(at, slot_bytes);
             self.link.publish(out);
             self.outs[out].1 += 1;
         }
@@ -140,9 +141,9 @@ impl Pair {
             if taken == want.messages {
                 continue;
             }
-            match self.link.message(recv_channel) {
+            match self.link.recv_slot(recv_channel) {
                 Ok(Some(at)) => {
-                    self.check_shared(at, want.cell);
+                    self.check_shared(at, want.slot_bytes);
                     self.link.release(recv_channel);
                     self.ins[recv_channel].1 += 1;
                 }

@@ -30,7 +30,7 @@ pub enum Outgoing {
 
 /// One rank's end of a communicator.
 ///
-/// Messages pass through the *cells* of channels: a writer fills its next cell and publishes it, a reader reads it in place and
+/// Messages pass through the *slots* of channels: a writer fills its next slot and publishes it, a reader reads it in place and
 /// releases it. `abort` (50 ms) and `leave` may block. All other methods return at
 /// once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
 pub struct Group {
@@ -46,11 +46,11 @@ pub(super) struct Remote {
     pub(super) net: RemoteChannels,
     /// Routes of the operation begun last.
     routes: Arc<ChannelRoutes>,
-    /// Local and remote cell that the writer fills, by channel, for channels with readers on this node and on others.
+    /// Local and remote slot that the writer fills, by channel, for channels with readers on this node and on others.
     filling: Vec<Option<(*mut u8, *mut u8)>>,
 }
 
-// SAFETY: `filling` contains addresses of cells that this group owns, and one thread at a time owns the group.
+// SAFETY: `filling` contains addresses of slots that this group owns, and one thread at a time owns the group.
 unsafe impl Send for Remote {}
 
 impl Group {
@@ -132,7 +132,7 @@ impl Group {
     #[inline]
     pub fn send_slot(&mut self, channel: usize) -> Option<*mut u8> {
         match &mut self.remote {
-            None => self.local.cell(channel),
+            None => self.local.send_slot(channel),
             Some(remote) => remote.send_slot(&mut self.local, channel),
         }
     }
@@ -180,10 +180,10 @@ impl Group {
     /// Returns the address of the next unread message of `recv_channel`.
     #[inline]
     pub fn recv_slot(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
-        let Some(remote) = &mut self.remote else { return self.local.message(recv_channel) };
+        let Some(remote) = &mut self.remote else { return self.local.recv_slot(recv_channel) };
         match remote.routes.recvs[recv_channel] {
             RecvRoute::Local(recv_channel) => {
-                self.local.message(recv_channel).map_err(|found| self.routes.globally(found))
+                self.local.recv_slot(recv_channel).map_err(|found| self.routes.globally(found))
             }
             RecvRoute::Remote(recv_channel) => remote.net.next_message(recv_channel),
         }
@@ -216,7 +216,7 @@ impl Group {
         self.remote.as_mut().map_or(0, |remote| remote.net.end())
     }
 
-    /// Returns true if the readers' caches are distant from this rank's: large cells are then faster with streaming stores.
+    /// Returns true if the readers' caches are distant from this rank's: large slots are then faster with streaming stores.
     #[inline]
     pub fn has_distant_readers(&self) -> bool {
         self.local.has_distant_readers()
@@ -257,7 +257,7 @@ impl Group {
     /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
     pub fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.local_queries.queries.iter().for_each(|(_, query)| query.wait_sources(fds));
-        self.remote.as_ref().is_none_or(|remote| remote.net.interest(fds))
+        self.remote.as_ref().is_none_or(|remote| remote.net.wait_sources(fds))
     }
 
     /// Makes the wire reserve room for `bytes` bytes in flight to one rank of another node.
@@ -311,9 +311,9 @@ impl Remote {
 
     fn send_slot(&mut self, local: &mut LocalChannels, channel: usize) -> Option<*mut u8> {
         match self.routes.sends[channel] {
-            SendRoute { shm: true, net: None } => local.cell(channel),
+            SendRoute { shm: true, net: None } => local.send_slot(channel),
             SendRoute { shm: true, net: Some(net) } => {
-                let (remote, local) = (self.net.free_slot(net)?, local.cell(channel)?);
+                let (remote, local) = (self.net.free_slot(net)?, local.send_slot(channel)?);
                 self.filling[channel] = Some((local, remote));
                 Some(local)
             }
@@ -325,7 +325,7 @@ impl Remote {
     fn publish(&mut self, local: &mut LocalChannels, channel: usize, bytes: usize) {
         let SendRoute { shm, net } = self.routes.sends[channel];
         if let Some((local, remote)) = self.filling[channel].take() {
-            // SAFETY: `cell` returned both cells for this channel, with room for the message, and they are in different regions. The
+            // SAFETY: `send_slot` returned both slots for this channel, with room for the message, and they are in different regions. The
             // owner of this group has written `bytes` bytes to the first.
             unsafe { std::ptr::copy_nonoverlapping(local, remote, bytes) };
         }

@@ -70,7 +70,7 @@ impl Routes {
             local.send_channels.push(if shm {
                 SendChannel { readers: readers.collect(), ..send_channel.clone() }
             } else {
-                SendChannel { readers: Vec::new(), cell: 0, messages: 0, bytes: 0 }
+                SendChannel { readers: Vec::new(), slot_bytes: 0, messages: 0, bytes: 0 }
             });
             let net = (!remote.is_empty()).then_some(remote_sends.len());
             if net.is_some() {
@@ -90,7 +90,7 @@ impl Routes {
                 }
             });
         }
-        // If the wire copies data in flight, a writer needs cells for its own work only.
+        // If the wire copies data in flight, a writer needs slots for its own work only.
         let written = if self.copies {
             channel_layout.window.min(channel_layout.depth.0)
         } else {

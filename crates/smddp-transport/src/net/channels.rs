@@ -321,8 +321,8 @@ impl RemoteChannels {
         std::mem::take(&mut state.bytes_sent)
     }
 
-    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        self.liveness.iter().for_each(|liveness| liveness.interest(fds));
+    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.liveness.iter().for_each(|liveness| liveness.wait_sources(fds));
         self.query.iter().for_each(|query| query.wait_sources(fds));
         self.wire.wait_sources(fds)
     }

@@ -65,7 +65,8 @@ impl RemoteLayout {
             (at, slot_bytes, slots)
         };
         for (channel, send_channel) in send_channels {
-            let (at, slot_bytes, slots) = allocate(send_channel.cell, send_channel.messages, send_slots);
+            let (at, slot_bytes, slots) =
+                allocate(send_channel.slot_bytes, send_channel.messages, send_slots);
             let mut readers = send_channel.readers;
             let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
             readers.rotate_left(first);
@@ -86,7 +87,7 @@ impl RemoteLayout {
             });
         }
         for (index, recv_channel) in recv_channels.iter().enumerate() {
-            let (at, _, slots) = allocate(recv_channel.cell, recv_channel.messages, window);
+            let (at, _, slots) = allocate(recv_channel.slot_bytes, recv_channel.messages, window);
             layout.recv_index.insert((recv_channel.rank, recv_channel.channel as u32), index);
             layout.recvs.push(RemoteRecv { spec: *recv_channel, at, slots });
         }

@@ -60,7 +60,7 @@ impl ActivityQuery {
     }
 
     /// Adds the descriptor of the connection, with its poll events.
-    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
+    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) {
         fds.extend(self.stream.iter().map(|stream| (stream.as_raw_fd(), libc::POLLIN)));
     }
 

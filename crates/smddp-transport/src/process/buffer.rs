@@ -15,7 +15,7 @@ pub struct SymmetricUsage {
     /// Bytes of allocated buffers, and the maximum.
     pub used: usize,
     pub most: usize,
-    /// Messages that peers read directly from symmetric memory, without a copy into cells.
+    /// Messages that peers read directly from symmetric memory, without a copy into slots.
     pub messages: u64,
 }
 

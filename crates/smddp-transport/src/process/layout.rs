@@ -15,9 +15,9 @@
 //!
 //! header         tag (seq + 1, written last), call, count, stage (offset of the operation's region, 0: none), payload
 //! region         one ENTRY per channel; then per channel one line `published` and one line `read` per reader;
-//!                then the cells
+//!                then the slots
 //! message ring   line 0: messages taken (updated occasionally), messages confirmed; then per entry: number + 1, tag,
-//!                dtype, bytes of the message; then its region's offset, cell bytes and depth, or an inline payload
+//!                dtype, bytes of the message; then its region's offset, slot bytes and depth, or an inline payload
 //! ```
 
 use crate::MAX_ABORT_REPORT;
@@ -80,12 +80,12 @@ pub(crate) const CALL: usize = 8;
 pub(crate) const COUNT: usize = 16;
 pub(crate) const STAGE: usize = 24;
 
-/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes and placement (u64 each,
+/// Channel entry: offset of its lines, offset of its slots, slot bytes, depth, payload bytes and placement (u64 each,
 /// padded).
 pub(crate) const ENTRY: usize = 64;
-/// Placement of a channel's messages: in cells; in symmetric memory; or in memory that the writer does not share, at
+/// Placement of a channel's messages: in slots; in symmetric memory; or in memory that the writer does not share, at
 /// an address of the writer. In the last two cases readers always confirm what they have read.
-pub(crate) const IN_CELLS: u64 = 0;
+pub(crate) const IN_SLOTS: u64 = 0;
 pub(crate) const IN_SYMMETRIC: u64 = 1;
 pub(crate) const IN_PRIVATE_MEMORY: u64 = 2;
 
@@ -93,7 +93,7 @@ pub(crate) const RING_ENTRIES: u64 = 16;
 /// Offset, in the first line of a ring, of the number of messages that the receiver has received.
 pub(crate) const CONFIRMED: usize = 8;
 pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
-/// Offset, in an entry, of the location of the message's cells or of an inline payload.
+/// Offset, in an entry, of the location of the message's slots or of an inline payload.
 pub(crate) const BODY: usize = 32;
 /// Maximum size in bytes of a message that is stored inside its announcement.
 pub(crate) const INLINE_BYTES: usize = LINE - BODY;

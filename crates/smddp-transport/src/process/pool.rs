@@ -88,10 +88,10 @@ fn first_processor() -> String {
     String::from_utf8_lossy(&text[..read]).into_owned()
 }
 
-/// Computes the bytes of `rotation_bytes` from measurements. On AMD processors (Zen 4), writing a cell that its
+/// Computes the bytes of `rotation_bytes` from measurements. On AMD processors (Zen 4), writing a slot that its
 /// readers still have cached costs several times the copy. For 128 KiB it takes 14 us, and 3.3 us after the readers'
 /// copies are evicted. Therefore the rotation is twice a second-level cache. On Intel processors (Cascade Lake) that
-/// effect is absent, and a cell in the writer's cache is faster to write. A quarter of a second-level cache is up to
+/// effect is absent, and a slot in the writer's cache is faster to write. A quarter of a second-level cache is up to
 /// twice as fast as twice one. Other processors were not measured.
 fn bytes_per_rotation(processor: &str, second_level: usize) -> usize {
     let bytes = if processor.contains("GenuineIntel") { second_level / 4 } else { 2 * second_level };

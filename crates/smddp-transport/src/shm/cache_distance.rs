@@ -1,6 +1,6 @@
 //! Distance to the caches of the other ranks.
 //!
-//! Between cores that share a last-level cache an ordinary store to a cell is fastest: the reader finds the data in that cache.
+//! Between cores that share a last-level cache an ordinary store to a slot is fastest: the reader finds the data in that cache.
 //! Other cores are in another core complex, on another socket, or in a virtual machine whose processors were moved apart.
 //! There, taking a line back from the reader's cache costs several times the copy. Streaming stores only invalidate the line
 //! and are up to four times faster.

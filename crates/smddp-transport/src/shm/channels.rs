@@ -64,7 +64,7 @@ pub struct LocalChannels {
     /// Polls without a result since data was last published.
     idle_polls: u32,
     distance: CacheDistance,
-    /// Number of messages in large cells.
+    /// Number of messages in large slots.
     large_messages: u32,
     messages: LocalMessages,
     left: bool,
@@ -236,8 +236,8 @@ impl LocalChannels {
             // The header is published together with the payload.
             self.sends.push(LocalSend {
                 lines: 0,
-                cells: at + HEADER_FIELDS,
-                cell: HEADER_PAYLOAD_BYTES,
+                slots: at + HEADER_FIELDS,
+                slot_bytes: HEADER_PAYLOAD_BYTES,
                 depth: 1,
                 sent: 0,
                 read: 0,

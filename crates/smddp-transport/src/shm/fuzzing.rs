@@ -76,13 +76,13 @@ impl PeerMemory {
         (at[index % at.len()] + index / at.len() * LINE) as u64
     }
 
-    /// Writes a valid header of operation `seq`, with channels whose cells have `cell` bytes.
-    pub(crate) fn header(&self, seq: u64, cell: u64, bytes: u64) {
+    /// Writes a valid header of operation `seq`, with channels whose slots have `slot_bytes` bytes.
+    pub(crate) fn header(&self, seq: u64, slot_bytes: u64, bytes: u64) {
         let header = self.block + header_at(2, seq);
         for channel in 0..4 {
             let entry = self.region.offset + channel * ENTRY;
             let lines = 4 * ENTRY + 2 * channel * LINE;
-            for (at, value) in [lines as u64, GRAIN as u64, cell, 2, bytes].into_iter().enumerate() {
+            for (at, value) in [lines as u64, GRAIN as u64, slot_bytes, 2, bytes].into_iter().enumerate() {
                 self.flag(entry + 8 * at).store(value, Ordering::Relaxed);
             }
             self.flag(self.region.offset + lines).store(5, Ordering::Relaxed);
@@ -94,12 +94,12 @@ impl PeerMemory {
     }
 
     /// Announces a valid message of `bytes` bytes.
-    pub(crate) fn message(&mut self, bytes: u64, cell: u64) {
+    pub(crate) fn message(&mut self, bytes: u64, slot_bytes: u64) {
         let ring = self.region.offset + RING;
         let at = ring + LINE * (1 + (self.messages % RING_ENTRIES) as usize);
         let fragments = (self.region.offset + FRAGMENTS) as u64;
         self.flag(fragments as usize).store(5, Ordering::Relaxed);
-        for (i, value) in [1, 2, bytes, fragments, cell, 2].into_iter().enumerate() {
+        for (i, value) in [1, 2, bytes, fragments, slot_bytes, 2].into_iter().enumerate() {
             self.flag(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         }
         self.messages += 1;

@@ -36,26 +36,26 @@ fn pair() -> [LocalChannels; 2] {
     [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
-/// One channel each way, of messages of `cell` bytes.
-fn channel_layout(peer: usize, cell: usize) -> Channels {
-    let messages = BYTES.div_ceil(cell) as u64;
+/// One channel each way, of messages of `slot_bytes` bytes.
+fn channel_layout(peer: usize, slot_bytes: usize) -> Channels {
+    let messages = BYTES.div_ceil(slot_bytes) as u64;
     let bytes = BYTES as u64;
     Channels {
-        send_channels: vec![SendChannel { readers: vec![peer], cell, messages, bytes }],
-        recv_channels: vec![RecvChannel { rank: peer, channel: 0, reader: 0, cell, messages, bytes }],
+        send_channels: vec![SendChannel { readers: vec![peer], slot_bytes, messages, bytes }],
+        recv_channels: vec![RecvChannel { rank: peer, channel: 0, reader: 0, slot_bytes, messages, bytes }],
         inline: false,
         depth: (2, 1),
         window: 1,
     }
 }
 
-/// Returns both ranks after they have begun an operation and rank 1 has published a message of `cell` bytes.
-fn begun(cell: usize) -> [LocalChannels; 2] {
+/// Returns both ranks after they have begun an operation and rank 1 has published a message of `slot_bytes` bytes.
+fn begun(slot_bytes: usize) -> [LocalChannels; 2] {
     let mut links = pair();
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(0, HEAD, &Arc::new(channel_layout(1 - rank, cell)), &[]));
+        assert!(link.begin(0, HEAD, &Arc::new(channel_layout(1 - rank, slot_bytes)), &[]));
     }
-    links[1].cell(0).unwrap();
+    links[1].send_slot(0).unwrap();
     links[1].publish(0);
     links
 }
@@ -74,7 +74,7 @@ fn get(link: &LocalChannels, offset: usize) -> usize {
 /// Calls every method with which a reader processes messages.
 fn read(link: &mut LocalChannels) {
     for _ in 0..4 {
-        match link.message(0) {
+        match link.recv_slot(0) {
             Ok(Some(_)) => link.release(0),
             Ok(None) => {}
             Err(_) => break,
@@ -117,7 +117,7 @@ fn malformed_reader_counts_do_not_panic_the_writer() {
         let lines = entry + get(&links[1], entry);
         set(&links[1], lines + LINE, value);
         for _ in 0..8 {
-            if links[1].cell(0).is_some() {
+            if links[1].send_slot(0).is_some() {
                 links[1].publish(0);
             }
         }
@@ -181,14 +181,14 @@ fn control_block_outside_of_memory_is_rejected() {
 }
 
 #[test]
-fn smaller_cells_at_the_writer_are_a_mismatch() {
+fn smaller_slots_at_the_writer_are_a_mismatch() {
     let mut links = pair();
     assert!(links[0].begin(0, HEAD, &Arc::new(channel_layout(1, BYTES)), &[]));
     // The same number of bytes in two messages.
     assert!(links[1].begin(0, HEAD, &Arc::new(channel_layout(0, BYTES / 2)), &[]));
-    links[1].cell(0).unwrap();
+    links[1].send_slot(0).unwrap();
     links[1].publish(0);
-    let found = links[0].message(0).unwrap_err();
+    let found = links[0].recv_slot(0).unwrap_err();
     assert_eq!((found.rank, found.theirs, found.bytes), (1, HEAD, None));
 }
 
@@ -199,9 +199,9 @@ fn single_copy_pair(memory: &[u8]) -> [LocalChannels; 2] {
         ZeroCopySource { channel: 0, at: memory.as_ptr(), stride: BYTES, single_copy: SingleCopy::Always };
     assert!(links[0].begin(0, HEAD, &Arc::new(channel_layout(1, BYTES)), &[]));
     assert!(links[1].begin(0, HEAD, &Arc::new(channel_layout(0, BYTES)), &[source]));
-    assert_eq!(links[1].cell(0).map(<*mut u8>::cast_const), Some(memory.as_ptr()));
+    assert_eq!(links[1].send_slot(0).map(<*mut u8>::cast_const), Some(memory.as_ptr()));
     links[1].publish(0);
-    links[0].cell(0).unwrap();
+    links[0].send_slot(0).unwrap();
     links[0].publish(0);
     links
 }
@@ -214,17 +214,17 @@ fn single_copy_reads_each_message_once_into_its_target() {
         if placed {
             links[0].set_recv_target(0, to.as_mut_ptr(), BYTES, BYTES);
         }
-        let at = links[0].message(0).unwrap().unwrap();
+        let at = links[0].recv_slot(0).unwrap().unwrap();
         assert_eq!(at == to.as_ptr(), placed);
         // SAFETY: the message has `BYTES` bytes, and only this thread accesses it.
         assert!(unsafe { std::slice::from_raw_parts(at, BYTES) } == from);
         from.fill(2);
-        assert_eq!(links[0].message(0).unwrap(), Some(at));
+        assert_eq!(links[0].recv_slot(0).unwrap(), Some(at));
         // SAFETY: as above.
         assert!(unsafe { std::slice::from_raw_parts(at, BYTES) } == vec![1; BYTES], "it is read once");
         assert!(!links[1].settle().unwrap(), "its reader has not confirmed the message");
         links[0].release(0);
-        links[1].message(0).unwrap().unwrap();
+        links[1].recv_slot(0).unwrap().unwrap();
         links[1].release(0);
         assert!(links.each_mut().map(|link| link.settle().unwrap()) == [true; 2]);
     }
@@ -263,14 +263,14 @@ fn abort_of_the_writer_during_a_zero_copy_read_fails_the_reader() {
         };
         assert!(links[0].begin(0, HEAD, &Arc::new(channel_layout(1, BYTES)), &[]));
         assert!(links[1].begin(0, HEAD, &Arc::new(channel_layout(0, BYTES)), &[source]));
-        assert_eq!(links[1].cell(0), Some(buffer.as_mut_ptr()));
+        assert_eq!(links[1].send_slot(0), Some(buffer.as_mut_ptr()));
         links[1].publish(0);
-        links[0].cell(0).unwrap();
+        links[0].send_slot(0).unwrap();
         links[0].publish(0);
-        links[1].message(0).unwrap().unwrap();
+        links[1].recv_slot(0).unwrap().unwrap();
         links[1].release(0);
         assert!(!links[1].settle().unwrap(), "the message is unread");
-        assert_eq!(links[0].message(0).unwrap(), Some(buffer.as_mut_ptr().cast_const()));
+        assert_eq!(links[0].recv_slot(0).unwrap(), Some(buffer.as_mut_ptr().cast_const()));
         if aborts {
             links[1].abort("its deadline has passed");
         }

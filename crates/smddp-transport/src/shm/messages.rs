@@ -3,7 +3,7 @@
 //! A sender announces each message in its ring for that receiver: tag, size and location of the fragments. The receiver
 //! removes announcements from the ring as it polls, so that messages may be received in any order of tags.
 //! Short messages are written completely before they are announced, and do not need an active receiver. The shortest are
-//! inline in their announcement. Long messages pass through a few cells.
+//! inline in their announcement. Long messages pass through a few slots.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ const FRAGMENTS: usize = 4;
 /// Bytes of a fragment once the pool is exhausted.
 const MIN_FRAGMENT: usize = 16 << 10;
 
-/// Offset of the cells in the region of a message. Its first grain holds two lines: fragments published, fragments read.
-const FIRST_CELL: usize = GRAIN;
+/// Offset of the slots in the region of a message. Its first grain holds two lines: fragments published, fragments read.
+const FIRST_SLOT: usize = GRAIN;
 
 /// Ring of this rank for one receiver.
 #[derive(Clone, Copy, Default)]
@@ -45,7 +45,7 @@ struct Outgoing {
     number: u64,
     /// `None` if the message is empty or inline in its announcement.
     region: Option<Region>,
-    cell: usize,
+    slot_bytes: usize,
     depth: u64,
     fragments: u64,
     sent: u64,
@@ -54,13 +54,13 @@ struct Outgoing {
 /// Payload of an announced message.
 enum Incoming {
     Inline { body: [u64; INLINE_BYTES / 8], bytes: usize },
-    Slots(Cells),
+    Slots(Slots),
 }
 
 #[derive(Clone, Copy)]
-struct Cells {
+struct Slots {
     region: usize,
-    cell: usize,
+    slot_bytes: usize,
     depth: u64,
     bytes: usize,
     taken: u64,
@@ -96,17 +96,18 @@ pub(super) struct LocalMessages {
     pub(super) peer_fault: Option<Fault>,
 }
 
-impl Cells {
+impl Slots {
     /// Returns true if the message is one fragment, which was written before the announcement.
     fn is_single(&self) -> bool {
-        self.bytes <= self.cell
+        self.bytes <= self.slot_bytes
     }
 
-    /// Returns true if all of its cells are within its sender's memory.
+    /// Returns true if all of its slots are within its sender's memory.
     fn is_within(&self, memory: &SharedMemory) -> bool {
         let bytes = || {
-            let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
-            FIRST_CELL.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
+            let slot_bytes =
+                self.slot_bytes.checked_next_multiple_of(LINE).filter(|&slot_bytes| slot_bytes > 0)?;
+            FIRST_SLOT.checked_add(slot_bytes.checked_mul(usize::try_from(self.depth).ok()?)?)
         };
         bytes().is_some_and(|bytes| memory.contains(self.region, bytes))
     }
@@ -153,7 +154,7 @@ impl LocalMessages {
         let Envelope { tag, dtype, bytes } = out.envelope;
         [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
-            let location = [offset as u64, out.cell as u64, out.depth];
+            let location = [offset as u64, out.slot_bytes as u64, out.depth];
             location.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: a receiver that sees the number also sees the announcement.
@@ -183,17 +184,17 @@ impl GroupHome {
         if bytes <= INLINE_BYTES {
             return Some((None, bytes));
         }
-        let cell = if bytes <= EAGER_LIMIT { bytes } else { FRAGMENT.min(bytes) };
+        let slot_bytes = if bytes <= EAGER_LIMIT { bytes } else { FRAGMENT.min(bytes) };
         let want =
-            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= EAGER_LIMIT { 1 } else { FRAGMENTS };
+            FIRST_SLOT + slot_bytes.next_multiple_of(LINE) * if bytes <= EAGER_LIMIT { 1 } else { FRAGMENTS };
         // Every message must be able to progress, if necessary in small fragments and past the cap of the pool. The receiver may
         // need the message that was announced last.
-        let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
+        let least = want.min(FIRST_SLOT + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
         let region =
             self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
-        let cell = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { cell };
-        Some((Some(region), cell))
+        let slot_bytes = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { slot_bytes };
+        Some((Some(region), slot_bytes))
     }
 }
 
@@ -214,16 +215,17 @@ impl MessageTransport for LocalMessages {
             }
         }
         let bytes = usize::try_from(envelope.bytes).ok()?;
-        let (region, cell) = home.allocate_region(bytes)?;
-        let depth =
-            region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
+        let (region, slot_bytes) = home.allocate_region(bytes)?;
+        let depth = region
+            .map_or(1, |r| ((r.bytes - FIRST_SLOT) / slot_bytes.next_multiple_of(LINE).max(1)).max(1))
+            as u64;
         if let Some(Region { offset, .. }) = region {
             memory.flag64(offset).store(0, Ordering::Relaxed);
             memory.flag64(offset + LINE).store(0, Ordering::Relaxed);
         }
-        let (number, fragments) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
+        let (number, fragments) = (ring.used, bytes.div_ceil(slot_bytes.max(1)) as u64);
         ring.used += 1;
-        let out = Outgoing { to, envelope, number, region, cell, depth, fragments, sent: 0 };
+        let out = Outgoing { to, envelope, number, region, slot_bytes, depth, fragments, sent: 0 };
         if fragments != 1 {
             self.write_announcement(home, &out);
         }
@@ -241,11 +243,11 @@ impl MessageTransport for LocalMessages {
                 if out.sent.saturating_sub(read) >= out.depth {
                     return None;
                 }
-                let cell = (out.sent % out.depth) as usize;
-                region.offset + FIRST_CELL + cell * out.cell.next_multiple_of(LINE)
+                let slot = (out.sent % out.depth) as usize;
+                region.offset + FIRST_SLOT + slot * out.slot_bytes.next_multiple_of(LINE)
             }
         };
-        Some((memory.at(at, out.cell), out.cell))
+        Some((memory.at(at, out.slot_bytes), out.slot_bytes))
     }
 
     fn publish(&mut self, message: MessageId, _bytes: usize) {
@@ -296,12 +298,12 @@ impl MessageTransport for LocalMessages {
         } else if bytes <= INLINE_BYTES {
             Some(Incoming::Inline { body: [3, 4, 5, 6].map(field), bytes })
         } else {
-            let (region, cell, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
-            let cells = Cells { region, cell, depth, bytes, taken: 0 };
-            if !cells.is_within(memory) {
+            let (region, slot_bytes, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
+            let slots = Slots { region, slot_bytes, depth, bytes, taken: 0 };
+            if !slots.is_within(memory) {
                 return malformed(&mut self.peer_fault, from);
             }
-            Some(Incoming::Slots(cells))
+            Some(Incoming::Slots(slots))
         };
         *taken += 1;
         // Published once per quarter of the ring: the sender has enough entries, and fewer cache lines move between the ranks.
@@ -315,28 +317,28 @@ impl MessageTransport for LocalMessages {
     }
 
     fn recv_slot(&mut self, MessageId { peer, number, .. }: MessageId) -> Option<(*const u8, usize)> {
-        let cells = match self.incoming.get(number as usize)? {
+        let slots = match self.incoming.get(number as usize)? {
             Incoming::Inline { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
-            Incoming::Slots(cells) => cells,
+            Incoming::Slots(slots) => slots,
         };
         let memory = self.ranks.peers[peer].memory();
-        if !cells.is_single() && memory.counter(cells.region).read() <= cells.taken {
+        if !slots.is_single() && memory.counter(slots.region).read() <= slots.taken {
             return None;
         }
-        let bytes = (cells.bytes - cells.taken as usize * cells.cell).min(cells.cell);
-        let cell = (cells.taken % cells.depth) as usize * cells.cell.next_multiple_of(LINE);
-        Some((memory.at(cells.region + FIRST_CELL + cell, bytes), bytes))
+        let bytes = (slots.bytes - slots.taken as usize * slots.slot_bytes).min(slots.slot_bytes);
+        let offset = (slots.taken % slots.depth) as usize * slots.slot_bytes.next_multiple_of(LINE);
+        Some((memory.at(slots.region + FIRST_SLOT + offset, bytes), bytes))
     }
 
     fn release(&mut self, MessageId { peer, number, .. }: MessageId) {
         let over = match self.incoming.get_mut(number as usize) {
             None => return,
             Some(Incoming::Inline { .. }) => true,
-            Some(Incoming::Slots(cells)) => {
-                cells.taken += 1;
-                self.ranks.peers[peer].memory().counter(cells.region + LINE).publish(cells.taken);
+            Some(Incoming::Slots(slots)) => {
+                slots.taken += 1;
+                self.ranks.peers[peer].memory().counter(slots.region + LINE).publish(slots.taken);
                 self.ranks.notify(peer);
-                cells.taken as usize * cells.cell >= cells.bytes
+                slots.taken as usize * slots.slot_bytes >= slots.bytes
             }
         };
         if over {

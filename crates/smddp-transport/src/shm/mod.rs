@@ -4,7 +4,7 @@
 //! descriptor over an abstract unix socket. Nothing has a name in a file system, and nothing outlives the processes.
 
 mod cache_distance;
-mod cells;
+mod channel_table;
 mod channels;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

@@ -38,17 +38,17 @@ impl RecvTargets {
         }
     }
 
-    /// Returns the memory for `bytes` bytes of a channel's payload at offset `first`. `cell`: stride of the writer's messages in
+    /// Returns the memory for `bytes` bytes of a channel's payload at offset `first`. `slot_bytes`: stride of the writer's messages in
     /// bytes.
     pub(super) fn address_of(
         &mut self,
         recv_channel: usize,
-        cell: usize,
+        slot_bytes: usize,
         first: usize,
         bytes: usize,
     ) -> *mut u8 {
         let recv_target = self.entry(recv_channel);
-        let offset = recv_target.stride == cell || first == 0;
+        let offset = recv_target.stride == slot_bytes || first == 0;
         if offset && first.checked_add(bytes).is_some_and(|end| end <= recv_target.bytes) {
             return std::ptr::with_exposed_provenance_mut(recv_target.at + first);
         }

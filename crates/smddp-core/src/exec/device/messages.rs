@@ -50,7 +50,7 @@ pub(super) unsafe fn copy_message(
     let mut all = 0;
     for block in run.range() {
         let bytes = bound.segment_bytes(run.buffer, block, segment);
-        let in_cell = compression.map_or(bytes, |compression| compression.size(true, bytes));
+        let in_slot = compression.map_or(bytes, |compression| compression.size(true, bytes));
         // SAFETY: the caller's contract. Compressed data consists of 32-bit floats.
         unsafe {
             match compression {
@@ -59,9 +59,9 @@ pub(super) unsafe fn copy_message(
                 None => std::ptr::copy_nonoverlapping(from, to, bytes),
             }
         }
-        let (taken, sent_bytes) = if leaves { (bytes, in_cell) } else { (in_cell, bytes) };
+        let (taken, sent_bytes) = if leaves { (bytes, in_slot) } else { (in_slot, bytes) };
         (from, to) = (from.wrapping_add(taken), to.wrapping_add(sent_bytes));
-        all += in_cell;
+        all += in_slot;
     }
     all
 }
@@ -76,9 +76,9 @@ impl DeviceExecutor<'_> {
     ) -> Result<(), ExecError> {
         let bytes = self.bound.message_bytes(run, segment);
         match send_channel {
-            SendTarget::Descriptor(cell) => {
+            SendTarget::Descriptor(slot) => {
                 let (ready_at, place) = self.export_run(run, segment, bytes)?;
-                self.publish_descriptor(channel, cell, ready_at, place, bytes)?;
+                self.publish_descriptor(channel, slot, ready_at, place, bytes)?;
             }
             SendTarget::Slot(slot) => {
                 self.order_after_writes(run.buffer)?;
@@ -147,15 +147,15 @@ impl DeviceExecutor<'_> {
     pub(super) fn publish_descriptor(
         &mut self,
         channel: usize,
-        cell: *mut u8,
+        slot: *mut u8,
         ready_at: u64,
         (token, offset, packed): (u64, u64, bool),
         bytes: usize,
     ) -> Result<(), ExecError> {
         let flags = [ready_at, token, offset, u64::from(packed)];
         for (i, flag) in flags.into_iter().enumerate() {
-            // SAFETY: a cell of DESCRIPTOR bytes that belongs to this operation until it is published.
-            unsafe { cell.cast::<u64>().add(i).write_unaligned(flag) };
+            // SAFETY: a slot of DESCRIPTOR bytes that belongs to this operation until it is published.
+            unsafe { slot.cast::<u64>().add(i).write_unaligned(flag) };
         }
         self.op.unpublished.push((channel, bytes.min(DESCRIPTOR)));
         if self.site.is_small { Ok(()) } else { self.publish() }

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use smddp_transport::{Group, Mismatch, Outgoing};
 
-use super::{Cell, Host};
+use super::{Host, SlotAddress};
 use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};
 use crate::exec::walk::{Execution, StepExecutor, StepResult, with_buffer};
 use crate::kernels::{copy, copy_tee, decode, encode, round};
@@ -24,7 +24,7 @@ pub(super) struct CompressedHost<'a, 'b> {
 
 impl StepExecutor for CompressedHost<'_, '_> {
     type Error = Mismatch;
-    type Slot = (usize, Cell);
+    type Slot = (usize, SlotAddress);
 
     fn execution(&mut self) -> &mut Execution {
         self.host.execution
@@ -45,7 +45,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
 
     fn send(
         &mut self,
-        (channel, cell): Self::Slot,
+        (channel, slot): Self::Slot,
         source: BlockRun,
         tee: Option<BlockRun>,
         segment: usize,
@@ -57,8 +57,8 @@ impl StepExecutor for CompressedHost<'_, '_> {
             let bytes = self.host.bound.segment_bytes(source.buffer, source.block + i, segment);
             let from = self.host.address(source, source.block + i, segment) as *const u8;
             let dst = tee.map(|tee| self.host.address(tee, tee.block + i, segment) as *mut u8);
-            let (to, n) = (cell.wrapping_add(at), bytes / FLOAT_BYTES);
-            // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are
+            let (to, n) = (slot.wrapping_add(at), bytes / FLOAT_BYTES);
+            // SAFETY: the slot belongs to this operation and holds the message (bind sized it). `from` and `dst` are
             // in the buffers of the call, which only this thread accesses until the operation is over. They are equal
             // or do not overlap.
             unsafe {
@@ -91,31 +91,31 @@ impl StepExecutor for CompressedHost<'_, '_> {
         let Compression { format, .. } = *self.compression;
         let compressed_in = self.compression.receives[from.recv_channel];
         let compressed_out = forward_slot.is_some_and(|(channel, _)| self.compression.sends[channel]);
-        let cell = forward_slot.map(|(_, cell)| cell);
+        let slot = forward_slot.map(|(_, slot)| slot);
         let stream = self.host.execution.stream;
         let (mut source_offset, mut sent_bytes) = (self.host.bound.skipped_bytes(from, segment), 0);
         for block in to.range() {
             let bytes = self.host.bound.segment_bytes(to.buffer, block, segment);
             let dst = self.host.address(to, block, segment) as *mut u8;
             let (piece, n) = (message.wrapping_add(source_offset), bytes / FLOAT_BYTES);
-            let cell = cell.map(|cell| cell.wrapping_add(sent_bytes));
+            let slot = slot.map(|slot| slot.wrapping_add(sent_bytes));
             // SAFETY: the message is valid until it is released and holds these elements in this form (the sizes of
-            // sender and receiver were compared). `dst` is in the buffers of the call; the cell belongs to this
+            // sender and receiver were compared). `dst` is in the buffers of the call; the slot belongs to this
             // operation. None overlap.
             unsafe {
-                match (compressed_in, cell) {
+                match (compressed_in, slot) {
                     (false, None) => copy(dst, piece, bytes, stream),
-                    (false, Some(cell)) if !compressed_out => copy_tee(cell, dst, piece, bytes, stream),
-                    (false, Some(cell)) => {
+                    (false, Some(slot)) if !compressed_out => copy_tee(slot, dst, piece, bytes, stream),
+                    (false, Some(slot)) => {
                         copy(dst, piece, bytes, stream);
-                        encode(format, cell, piece, n);
+                        encode(format, slot, piece, n);
                     }
                     (true, None) => decode(format, dst, piece, n),
-                    (true, Some(cell)) => {
+                    (true, Some(slot)) => {
                         decode(format, dst, piece, n);
                         match compressed_out {
-                            true => copy(cell, piece, format.bytes(n), false),
-                            false => copy(cell, dst, bytes, false),
+                            true => copy(slot, piece, format.bytes(n), false),
+                            false => copy(slot, dst, bytes, false),
                         }
                     }
                 }
@@ -154,7 +154,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
                 let out = self.host.address(step.result, step.result.block + i, segment) as *mut u8;
                 let bytes = self.host.bound.segment_bytes(step.result.buffer, step.result.block + i, segment);
                 let to = forward_slot
-                    .map(|(channel, cell)| (cell.wrapping_add(sent_bytes), self.compression.sends[channel]));
+                    .map(|(channel, slot)| (slot.wrapping_add(sent_bytes), self.compression.sends[channel]));
                 self.combine(step, sources, step.keep.then_some(out), to, bytes / FLOAT_BYTES);
                 // In every message, the next block follows this one.
                 for (source, compressed) in sources.iter_mut() {
@@ -192,7 +192,7 @@ impl CompressedHost<'_, '_> {
         step: &Reduce,
         sources: &[(*const u8, bool)],
         out: Option<*mut u8>,
-        forward_slot: Option<(Cell, bool)>,
+        forward_slot: Option<(SlotAddress, bool)>,
         n: usize,
     ) {
         let Some(kernel) = self.host.bound.kernel else { return };
@@ -205,7 +205,7 @@ impl CompressedHost<'_, '_> {
         for first in (0..n).step_by(CHUNK) {
             let count = CHUNK.min(n - first);
             // SAFETY: every source holds `n` elements in its form: messages until they are released, own blocks in
-            // the buffers of the call. The call's output and the operation's cell do, too. `sum` and `decoded` hold a
+            // the buffers of the call. The call's output and the operation's slot do, too. `sum` and `decoded` hold a
             // chunk. A chunk starts at a whole group of the format. The output may equal one of the sources, which
             // has been read when the output is written.
             unsafe {
@@ -232,9 +232,9 @@ impl CompressedHost<'_, '_> {
                     copy(out.wrapping_add(FLOAT_BYTES * first), sum, FLOAT_BYTES * count, false);
                 }
                 match forward_slot {
-                    Some((cell, true)) => encode(format, cell.wrapping_add(format.bytes(first)), sum, count),
-                    Some((cell, false)) => {
-                        copy(cell.wrapping_add(FLOAT_BYTES * first), sum, FLOAT_BYTES * count, false)
+                    Some((slot, true)) => encode(format, slot.wrapping_add(format.bytes(first)), sum, count),
+                    Some((slot, false)) => {
+                        copy(slot.wrapping_add(FLOAT_BYTES * first), sum, FLOAT_BYTES * count, false)
                     }
                     None => {}
                 }

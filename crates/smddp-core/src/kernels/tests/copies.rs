@@ -33,11 +33,11 @@ fn tee_writes_the_same_bytes_to_both_destinations() {
             for (to, from) in OFFSETS {
                 for stream in [false, true] {
                     let src = Guarded::holding(&content[..n], from);
-                    let mut cell = Guarded::new(n, from);
+                    let mut slot = Guarded::new(n, from);
                     let mut kept = Guarded::new(n, to);
                     // SAFETY: the buffers are owned here and hold n bytes; the level is available.
-                    unsafe { copy_at::<true>(level, kept.mut_ptr(), cell.mut_ptr(), src.ptr(), n, stream) };
-                    assert!(cell.content() == &content[..n], "cell: {level:?} {n} {to} {from} {stream}");
+                    unsafe { copy_at::<true>(level, kept.mut_ptr(), slot.mut_ptr(), src.ptr(), n, stream) };
+                    assert!(slot.content() == &content[..n], "slot: {level:?} {n} {to} {from} {stream}");
                     assert!(kept.content() == &content[..n], "kept: {level:?} {n} {to} {from} {stream}");
                 }
             }

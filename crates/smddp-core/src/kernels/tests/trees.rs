@@ -45,13 +45,13 @@ fn tree_reduction_rounds_at_each_combination() {
                         joins.iter().map(|_| oracle::elements(dtype, n, &mut random)).collect();
                     let want = combine_one_by_one(kernel, &inputs, joins, n, scale);
                     // Into separate memory and a slot, and over its second input.
-                    let (mut out, mut cell) = (vec![0u8; n * size], vec![0u8; n * size]);
+                    let (mut out, mut slot) = (vec![0u8; n * size], vec![0u8; n * size]);
                     let srcs: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
-                    let to = (out.as_mut_ptr(), cell.as_mut_ptr());
+                    let to = (out.as_mut_ptr(), slot.as_mut_ptr());
                     // SAFETY: all sources and both destinations have `n` elements, and none overlaps.
                     unsafe { kernel.run_tree(to, (&srcs, joins), (n, size), scale, true) };
                     let case = format!("{dtype:?} {redop:?} of {n}, {joins:?}");
-                    assert!(out == want && out == cell, "{case}");
+                    assert!(out == want && out == slot, "{case}");
                     let second = inputs[1].as_mut_ptr();
                     let srcs: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
                     // SAFETY: as above; the destination is exactly one of the sources.

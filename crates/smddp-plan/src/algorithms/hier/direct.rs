@@ -1,7 +1,7 @@
 //! all_to_all, gather and scatter: every pair with data exchanges directly.
 //!
 //! One block per message, so pairs may differ in size. Local and remote peers have separate pipelines, and so
-//! do sending and receiving. No rank waits for a free cell while it could receive.
+//! do sending and receiving. No rank waits for a free slot while it could receive.
 
 use super::routes::pipeline_of;
 use crate::algorithms::draft::{At, Draft, Role};

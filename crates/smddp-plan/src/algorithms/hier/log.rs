@@ -23,7 +23,7 @@
 //! node first, as in PAT, the largest round would go to the nearest node but need many messages.)
 //!
 //! Deadlock freedom: data written with one lag is read with the next, and each run has its own channels, so
-//! two cells are sufficient. Round `k` sends its old part with lag `2k` and its new part with lag `2k + 1`.
+//! two slots are sufficient. Round `k` sends its old part with lag `2k` and its new part with lag `2k + 1`.
 //! Each part is received and forwarded with the next lag, and local peers take it with the lag after that. In
 //! place: only Out is sent, after In has been copied to it.
 
@@ -179,7 +179,7 @@ mod tests {
     use crate::ir::Collective;
 
     #[test]
-    fn divided_rounds_gather_each_block_once_with_two_cells() {
+    fn divided_rounds_gather_each_block_once_with_two_slots() {
         // Even and uneven nodes and nodes of one rank, in block and cyclic order; powers of two and other
         // sizes.
         let labels: [Vec<usize>; 4] = [

@@ -23,7 +23,7 @@
 //! pipelines, so that one may wait while another progresses.
 //!
 //! Deadlock freedom: between nodes each part has separate channels. A message is read one iteration after it
-//! is written, so two cells per channel are sufficient. A channel inside a node carries the parts of one
+//! is written, so two slots per channel are sufficient. A channel inside a node carries the parts of one
 //! pipeline in pipeline order. The pipeline that reads it (or writes it) uses the same order and has no other
 //! steps.
 //!

@@ -4,9 +4,9 @@
 //! rank reads it: a Kahn process network. Its results and its deadlocks do not depend on the schedule, so one
 //! greedy schedule decides for all.
 //!
-//! Sequences: the operations of a track use the same cells, one after the other. A rank enters the next
-//! operation when its own pipelines are done. A cell is written again when all readers of its last message,
-//! of any operation, have released it. Tracks run at the same time, each with its own cells.
+//! Sequences: the operations of a track use the same slots, one after the other. A rank enters the next
+//! operation when its own pipelines are done. A slot is written again when all readers of its last message,
+//! of any operation, have released it. Tracks run at the same time, each with its own slots.
 
 mod step;
 
@@ -18,9 +18,9 @@ use super::shape::Operation;
 use super::value::{Value, Values};
 use crate::ir::{Span, Step, Timed};
 
-/// One cell: its message, and the number of readers that have not read it.
+/// One slot: its message, and the number of readers that have not read it.
 #[derive(Debug, Default)]
-struct Cell {
+struct Slot {
     /// Operation of the track, and number of the message in its channel.
     message: Option<(usize, usize)>,
     unread: usize,
@@ -30,7 +30,7 @@ struct Cell {
     values: Vec<Value>,
     /// Clock of the writer; cleared when all readers have read the message.
     written: Clock,
-    /// Clocks of the readers; kept if the cell is written again.
+    /// Clocks of the readers; kept if the slot is written again.
     released: Clock,
     /// Number of writes that are still to come.
     writes_left: usize,
@@ -67,7 +67,7 @@ struct Rank {
     /// Current operation of the track; the number of operations at the end.
     now: usize,
     cursors: Vec<Cursor>,
-    cells: Vec<Cell>,
+    slots: Vec<Slot>,
     /// Number of its pipeline 0 in the clocks.
     pipeline: usize,
     pipelines: usize,
@@ -107,13 +107,13 @@ impl<'a> Replay<'a> {
                     let programs = || ops.iter().map(|op| &op.programs[rank]);
                     let pipelines = programs().map(|p| p.pipelines.len()).max().unwrap_or(0).max(1);
                     let channels = programs().map(|p| p.channels.len()).max().unwrap_or(0);
-                    let mut cells: Vec<Cell> = Vec::new();
-                    cells.resize_with(channels * depth, Cell::default);
+                    let mut slots: Vec<Slot> = Vec::new();
+                    slots.resize_with(channels * depth, Slot::default);
                     for op in *ops {
-                        count_messages(op, rank, depth, &mut cells);
+                        count_messages(op, rank, depth, &mut slots);
                     }
                     pipeline += pipelines;
-                    Rank { now: 0, cursors: Vec::new(), cells, pipeline: pipeline - pipelines, pipelines }
+                    Rank { now: 0, cursors: Vec::new(), slots, pipeline: pipeline - pipelines, pipelines }
                 })
                 .collect();
             produced.push(Track { first, runs, ranks });
@@ -270,8 +270,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Counts the writes of each cell of a rank in an operation.
-fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Cell]) {
+/// Counts the writes of each slot of a rank in an operation.
+fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, slots: &mut [Slot]) {
     let program = &op.programs[rank];
     let mut sent = vec![0; program.channels.len()];
     for timed in program.pipelines.iter().flatten() {
@@ -281,7 +281,7 @@ fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Ce
     }
     for (channel, messages) in sent.into_iter().enumerate() {
         for k in 0..messages {
-            cells[channel * depth + k % depth].writes_left += 1;
+            slots[channel * depth + k % depth].writes_left += 1;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One segment of one step: its wait conditions, and its effects on memory and cells.
+//! One segment of one step: its wait conditions, and its effects on memory and slots.
 
 use super::super::MessageModes;
 use super::super::clock::{Clock, VectorTime};
@@ -20,15 +20,15 @@ impl Replay<'_> {
         let base = ranks[me].pipeline;
         let pipeline = base + at.pipeline;
 
-        // Checks that all messages and the cell are available.
+        // Checks that all messages and the slot are available.
         let sources = || step.sources().iter().filter(|f| op.has(f.rank, f.message, segment));
         let incoming = |from: &Source, flows: &[Vec<Flow>]| {
             let k = flows[from.rank][from.channel].read[from.reader];
             (from.channel * depth + k % depth, k)
         };
         for from in sources() {
-            let (cell, k) = incoming(from, flows);
-            if ranks[from.rank].cells[cell].message != Some((now, k)) {
+            let (slot, k) = incoming(from, flows);
+            if ranks[from.rank].slots[slot].message != Some((now, k)) {
                 return Ok(false);
             }
         }
@@ -37,23 +37,23 @@ impl Replay<'_> {
                 let k = flows[me][channel].sent;
                 (channel, span, channel * depth + k % depth, k)
             });
-        if let Some((_, _, cell, _)) = outgoing
-            && ranks[me].cells[cell].unread > 0
+        if let Some((_, _, slot, _)) = outgoing
+            && ranks[me].slots[slot].unread > 0
         {
             return Ok(false);
         }
 
         // Merges the clocks of other ranks first, then executes the step.
         for from in sources() {
-            let cell = &ranks[from.rank].cells[incoming(from, flows).0];
-            if cell.span != Some(from.message) || cell.segment != segment {
-                let found = cell.span.unwrap_or(Span::TOKEN);
-                return Err(Error::Message { at, expected: from.message, found, segment: cell.segment });
+            let slot = &ranks[from.rank].slots[incoming(from, flows).0];
+            if slot.span != Some(from.message) || slot.segment != segment {
+                let found = slot.span.unwrap_or(Span::TOKEN);
+                return Err(Error::Message { at, expected: from.message, found, segment: slot.segment });
             }
-            clocks[pipeline].join(&cell.written);
+            clocks[pipeline].join(&slot.written);
         }
-        if let Some((_, _, cell, _)) = outgoing {
-            clocks[pipeline].join(&ranks[me].cells[cell].released);
+        if let Some((_, _, slot, _)) = outgoing {
+            clocks[pipeline].join(&ranks[me].slots[slot].released);
         }
         let time = clocks[pipeline].tick(pipeline);
         let clock = &clocks[pipeline];
@@ -74,7 +74,7 @@ impl Replay<'_> {
             if !op.has(from.rank, from.message, segment) {
                 return NOTHING;
             }
-            let value = ranks[from.rank].cells[incoming(from, flows).0].values[from.take.0 + i];
+            let value = ranks[from.rank].slots[incoming(from, flows).0].values[from.take.0 + i];
             let crosses = rounded.is_some_and(|nodes| !nodes.share_node(from.rank, me));
             if crosses { values.round(value) } else { value }
         };
@@ -142,17 +142,17 @@ impl Replay<'_> {
 
         // Releases the messages that were read, and publishes the message that was written.
         for from in sources() {
-            let cell = &mut ranks[from.rank].cells[incoming(from, flows).0];
-            cell.unread -= 1;
-            if cell.unread == 0 {
-                pool.clear(&mut cell.written);
+            let slot = &mut ranks[from.rank].slots[incoming(from, flows).0];
+            slot.unread -= 1;
+            if slot.unread == 0 {
+                pool.clear(&mut slot.written);
             }
-            if cell.writes_left > 0 {
-                pool.merge(&mut cell.released, clock);
+            if slot.writes_left > 0 {
+                pool.merge(&mut slot.released, clock);
             }
             flows[from.rank][from.channel].read[from.reader] += 1;
         }
-        if let Some((channel, span, cell, k)) = outgoing {
+        if let Some((channel, span, slot, k)) = outgoing {
             for (i, &value) in produced.iter().enumerate() {
                 let there = op.segments(me, span.buffer, span.block + i) > segment;
                 if there != (value != NOTHING) {
@@ -171,15 +171,15 @@ impl Replay<'_> {
             }
             let flow = &mut flows[me][channel];
             flow.sent += 1;
-            let cell = &mut ranks[me].cells[cell];
-            cell.message = Some((now, k));
-            cell.unread = flow.read.len();
-            cell.span = Some(span);
-            cell.segment = segment;
-            std::mem::swap(&mut cell.values, produced);
-            cell.writes_left -= 1;
-            pool.merge(&mut cell.written, clock);
-            pool.clear(&mut cell.released);
+            let slot = &mut ranks[me].slots[slot];
+            slot.message = Some((now, k));
+            slot.unread = flow.read.len();
+            slot.span = Some(span);
+            slot.segment = segment;
+            std::mem::swap(&mut slot.values, produced);
+            slot.writes_left -= 1;
+            pool.merge(&mut slot.written, clock);
+            pool.clear(&mut slot.released);
         }
         Ok(true)
     }

@@ -97,7 +97,7 @@ impl RemoteChannels {
             } else if !self.wire.poll(&mut self.state) {
                 self.wire.check(now, &[]);
                 let mut fds = Vec::new();
-                self.interest(&mut fds);
+                self.wait_sources(&mut fds);
                 self.state.staging.wait_briefly(&fds);
             }
             now = Instant::now();

@@ -161,7 +161,7 @@ impl ChannelState {
         let theirs = CallFingerprint { call: frame.what, count: frame.count };
         if theirs != self.fingerprint {
             progress.mismatch = Some(Mismatch { rank: peer, theirs, bytes: None });
-        } else if frame.total != i.spec.bytes || frame.bytes > i.spec.cell as u64 {
+        } else if frame.total != i.spec.bytes || frame.bytes > i.spec.slot_bytes as u64 {
             progress.mismatch =
                 Some(Mismatch { rank: peer, theirs, bytes: Some((i.spec.bytes, frame.total)) });
         }
@@ -190,7 +190,7 @@ impl ChannelState {
             return recv_target.slot_address(index, bytes);
         }
         let i = &self.layout.recvs[recv_channel];
-        let slot = (index % i.slots) as usize * i.spec.cell.next_multiple_of(64);
+        let slot = (index % i.slots) as usize * i.spec.slot_bytes.next_multiple_of(64);
         Some(self.base.wrapping_add(i.at + slot))
     }
 

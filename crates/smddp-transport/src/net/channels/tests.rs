@@ -23,7 +23,7 @@ fn rank_over(line: line::Shared) -> (RemoteChannels, line::Shared) {
 }
 
 fn begin(net: &mut RemoteChannels, seq: u64) {
-    let recv_channel = RecvChannel { rank: 1, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 };
+    let recv_channel = RecvChannel { rank: 1, channel: 0, reader: 0, slot_bytes: 64, messages: 1, bytes: 8 };
     net.set_layout(&Arc::new(RemoteLayout::new(0, Vec::new(), &[recv_channel], 1, 1)));
     assert!(net.reserve());
     net.begin(seq, CallFingerprint { call: 7, count: 1 });

@@ -366,7 +366,7 @@ impl FabricEndpoint {
     pub(super) fn wait_sources(&mut self, number: u32, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.groups.get(&number).is_some_and(|group| group.wait_source(fds))
             && self.rails.iter_mut().all(|rail| {
-                let fd = rail.interest();
+                let fd = rail.wait_sources();
                 fds.extend(fd.map(|fd| (fd, libc::POLLIN)));
                 fd.is_some()
             })

@@ -398,7 +398,7 @@ mod tests {
             Ok(Posted::QueueFull)
         }
         fn poll(&mut self, _: &mut Vec<Completion>) {}
-        fn interest(&mut self) -> Option<RawFd> {
+        fn wait_sources(&mut self) -> Option<RawFd> {
             None
         }
     }

@@ -126,5 +126,5 @@ pub(crate) trait Rail: Send {
     /// Makes progress, and appends a few completions at most.
     fn poll(&mut self, events: &mut Vec<Completion>);
     /// Returns a descriptor that becomes readable with the next completion. `None`: there is none, or completions are pending.
-    fn interest(&mut self) -> Option<RawFd>;
+    fn wait_sources(&mut self) -> Option<RawFd>;
 }

@@ -213,7 +213,7 @@ impl ProcessLiveness {
     }
 
     /// Adds the descriptors whose readiness ends a sleep.
-    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
+    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) {
         if self.connected > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
                 PeerLiveness::Connected(LivenessConnection(dial)) => {
@@ -284,7 +284,7 @@ mod tests {
             liveness.watch(peer, now);
             liveness.check(now);
             let mut fds = Vec::new();
-            liveness.interest(&mut fds);
+            liveness.wait_sources(&mut fds);
             std::thread::yield_now();
         }
     }

@@ -156,7 +156,7 @@ impl StragglerQuery {
     }
 
     /// Adds the descriptors, with their poll events, of the queries in progress.
-    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
+    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) {
         fds.extend(self.queries.iter().map(|query| (query.dial.socket.as_raw_fd(), query.dial.events())));
     }
 

@@ -1,6 +1,6 @@
 //! Receive channels of a rank: location and consumption of messages in their writers' memory.
 
-use super::super::cells::Channel;
+use super::super::channel_table::Channel;
 use super::super::local_ranks::malformed;
 use super::LocalChannels;
 use crate::process::layout::*;
@@ -36,8 +36,8 @@ impl LocalChannels {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = if self.channel_layout.inline {
-            let cells = peer.block + header_at(self.layout, self.seq) + HEADER_FIELDS;
-            let at = Channel { cells, cell: HEADER_PAYLOAD_BYTES, depth: 1, ..Channel::default() };
+            let slots = peer.block + header_at(self.layout, self.seq) + HEADER_FIELDS;
+            let at = Channel { slots, slot_bytes: HEADER_PAYLOAD_BYTES, depth: 1, ..Channel::default() };
             LocalRecv { resolved: true, at, published: 1, ..LocalRecv::default() }
         } else {
             let memory = peer.memory();
@@ -52,8 +52,8 @@ impl LocalChannels {
             if at.bytes != want.bytes {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, at.bytes)) });
             }
-            // The same payload in smaller cells, or without cells: the writer splits it differently.
-            if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
+            // The same payload in smaller slots, or without slots: the writer splits it differently.
+            if want.messages > 0 && (at.slot_bytes < want.slot_bytes || at.depth == 0) {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
             let ack = at.acks || want.messages > at.depth;
@@ -63,7 +63,7 @@ impl LocalChannels {
         Ok(true)
     }
 
-    pub fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
+    pub fn recv_slot(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         if !self.recvs[recv_channel].resolved && !self.resolve(recv_channel)? {
             self.count_idle_poll();
             return Ok(None);
@@ -80,10 +80,10 @@ impl LocalChannels {
         if found.at.is_address {
             return Ok(self.fetch(recv_channel));
         }
-        Ok(Some(
-            memory
-                .at(found.at.cells + (found.taken % found.at.depth) as usize * found.at.cell, found.at.cell),
-        ))
+        Ok(Some(memory.at(
+            found.at.slots + (found.taken % found.at.depth) as usize * found.at.slot_bytes,
+            found.at.slot_bytes,
+        )))
     }
 
     /// Sets the receive target of a channel whose messages the kernel reads: `bytes` bytes at `at`, with `stride` bytes from one
@@ -101,17 +101,17 @@ impl LocalChannels {
     fn fetch(&mut self, recv_channel: usize) -> Option<*const u8> {
         let LocalRecv { at, taken, fetched, .. } = self.recvs[recv_channel];
         let want = self.channel_layout.recv_channels[recv_channel];
-        let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
+        let first = usize::try_from(taken).ok()?.checked_mul(at.slot_bytes)?;
         // `resolve` has compared the payload size of the writer with the expected one. The last message may be shorter.
-        let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
-        let to = self.recv_targets.address_of(recv_channel, at.cell, first, bytes);
+        let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.slot_bytes);
+        let to = self.recv_targets.address_of(recv_channel, at.slot_bytes, first, bytes);
         if fetched <= taken {
             let peer = &self.ranks.peers[want.rank];
             // SAFETY: `to` is the receive target of these bytes, or the buffer of this channel, which is at least as long as the message.
             // Only this channel writes there until the operation ends.
             let read = peer
                 .readable_pid()
-                .map(|pid| unsafe { single_copy::read(pid, at.cells.wrapping_add(first), to, bytes) });
+                .map(|pid| unsafe { single_copy::read(pid, at.slots.wrapping_add(first), to, bytes) });
             match read {
                 Some(Ok(())) => self.recvs[recv_channel].fetched = taken + 1,
                 // The writer aborted or died, which `faults` reports.

@@ -33,8 +33,8 @@ enum Location {
 /// Send channel of the operation in progress.
 pub(super) struct LocalSend {
     pub(super) lines: usize,
-    pub(super) cells: usize,
-    pub(super) cell: usize,
+    pub(super) slots: usize,
+    pub(super) slot_bytes: usize,
     pub(super) depth: u64,
     pub(super) sent: u64,
     /// Number of messages that all readers are known to have read.
@@ -43,7 +43,7 @@ pub(super) struct LocalSend {
     pub(super) messages: u64,
     /// The messages are in the caller's memory.
     pub(super) zero_copy: bool,
-    /// `cells` is an address, not an offset in the shared memory.
+    /// `slots` is an address, not an offset in the shared memory.
     pub(super) is_address: bool,
 }
 
@@ -55,7 +55,7 @@ impl LocalSend {
     }
 }
 
-/// Smallest cell, in bytes, whose publication measures the cache distance; one message in `MEASURED_EVERY` does.
+/// Smallest slot, in bytes, whose publication measures the cache distance; one message in `MEASURED_EVERY` does.
 const MEASURED: usize = 8 << 10;
 const MEASURED_EVERY: u32 = 4;
 
@@ -90,27 +90,27 @@ impl LocalChannels {
         let location = |channel: usize| locations.get(channel).and_then(Option::as_ref);
         let lines: usize = channel_layout.send_channels.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = channel_layout.send_channels.len() * ENTRY + lines;
-        let cells: usize = (0..channel_layout.send_channels.len())
+        let slots: usize = (0..channel_layout.send_channels.len())
             .filter(|&channel| location(channel).is_none())
-            .map(|channel| channel_layout.send_channels[channel].cell.next_multiple_of(LINE))
+            .map(|channel| channel_layout.send_channels[channel].slot_bytes.next_multiple_of(LINE))
             .sum();
-        let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
+        let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + slots * depth;
         let (want, least) = channel_layout.depth;
         let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
         let depth = if region.bytes >= bytes(want) {
             want
         } else {
-            (region.bytes - fixed.next_multiple_of(GRAIN)).checked_div(cells).unwrap_or(want).max(least)
+            (region.bytes - fixed.next_multiple_of(GRAIN)).checked_div(slots).unwrap_or(want).max(least)
         };
         let memory = &endpoint.memory;
         let mut line = channel_layout.send_channels.len() * ENTRY;
-        let mut cell = fixed.next_multiple_of(GRAIN);
+        let mut slot = fixed.next_multiple_of(GRAIN);
         self.sends.clear();
         for (channel, send_channel) in channel_layout.send_channels.iter().enumerate() {
             let messages = send_channel.messages as usize;
-            let in_cells = send_channel.cell.next_multiple_of(LINE);
-            // `cells` as published: an offset in the region, or an address.
-            let (cells, cell_bytes, cells_deep, kind) = match location(channel) {
+            let slot_stride = send_channel.slot_bytes.next_multiple_of(LINE);
+            // `slots` as published: an offset in the region, or an address.
+            let (slots, slot_bytes, slot_count, kind) = match location(channel) {
                 Some((Location::Symmetric(offset), stride)) => {
                     endpoint.symmetric.messages.fetch_add(send_channel.messages, Ordering::Relaxed);
                     (offset - region.offset, *stride, messages, IN_SYMMETRIC)
@@ -119,10 +119,10 @@ impl LocalChannels {
                     endpoint.single_copies.fetch_add(send_channel.messages, Ordering::Relaxed);
                     (*at, *stride, messages, IN_PRIVATE_MEMORY)
                 }
-                None => (cell, in_cells, depth, IN_CELLS),
+                None => (slot, slot_stride, depth, IN_SLOTS),
             };
             let entry = region.offset + channel * ENTRY;
-            let fields = [line, cells, cell_bytes, cells_deep, send_channel.bytes as usize, kind as usize];
+            let fields = [line, slots, slot_bytes, slot_count, send_channel.bytes as usize, kind as usize];
             for (i, value) in fields.into_iter().enumerate() {
                 memory.flag64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
@@ -134,23 +134,23 @@ impl LocalChannels {
             }
             self.sends.push(LocalSend {
                 lines: region.offset + line,
-                cells: if kind == IN_PRIVATE_MEMORY { cells } else { region.offset + cells },
-                cell: cell_bytes,
-                depth: cells_deep as u64,
+                slots: if kind == IN_PRIVATE_MEMORY { slots } else { region.offset + slots },
+                slot_bytes,
+                depth: slot_count as u64,
                 sent: 0,
                 read: 0,
                 readers: send_channel.readers.len(),
                 messages: send_channel.messages,
-                zero_copy: kind != IN_CELLS,
+                zero_copy: kind != IN_SLOTS,
                 is_address: kind == IN_PRIVATE_MEMORY,
             });
             line += LINE * (1 + send_channel.readers.len());
-            cell += if kind == IN_CELLS { cell_bytes * depth } else { 0 };
+            slot += if kind == IN_SLOTS { slot_bytes * depth } else { 0 };
         }
         Some(region)
     }
 
-    pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+    pub fn send_slot(&mut self, channel: usize) -> Option<*mut u8> {
         let memory = &self.home.as_ref()?.endpoint.memory;
         let out = &mut self.sends[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
@@ -161,9 +161,13 @@ impl LocalChannels {
                 return None;
             }
         }
-        let at = out.cells + (out.sent % out.depth) as usize * out.cell;
+        let at = out.slots + (out.sent % out.depth) as usize * out.slot_bytes;
         // A zero-copy message at an address of the caller.
-        Some(if out.is_address { std::ptr::with_exposed_provenance_mut(at) } else { memory.at(at, out.cell) })
+        Some(if out.is_address {
+            std::ptr::with_exposed_provenance_mut(at)
+        } else {
+            memory.at(at, out.slot_bytes)
+        })
     }
 
     pub fn publish(&mut self, channel: usize) {
@@ -177,8 +181,8 @@ impl LocalChannels {
             (out.lines, out.sent)
         };
         // Waiting readers poll this line, so their caches hold it. The time to take it back is a measure of their distance. The
-        // barriers are cheap compared with a large cell.
-        let large = !self.channel_layout.inline && !out.zero_copy && out.cell >= MEASURED;
+        // barriers are cheap compared with a large slot.
+        let large = !self.channel_layout.inline && !out.zero_copy && out.slot_bytes >= MEASURED;
         self.large_messages = self.large_messages.wrapping_add(large.into());
         let begun = (large && self.large_messages.is_multiple_of(MEASURED_EVERY)).then(|| {
             fence(Ordering::SeqCst);

@@ -337,7 +337,7 @@ impl Rail for OfiRail {
     }
 
     /// Returns the descriptor if it is safe to sleep on it now.
-    fn interest(&mut self) -> Option<RawFd> {
+    fn wait_sources(&mut self) -> Option<RawFd> {
         let fd = self.fd?;
         // SAFETY: both objects are open.
         let code = unsafe {

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 
 use super::super::wire::LEAVE_GRACE;
 use super::*;
-use crate::fuzzing::feed::{BYTES, CELL, FINGERPRINT, Feed, header};
+use crate::fuzzing::feed::{BYTES, FINGERPRINT, Feed, SLOT_BYTES, header};
 
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
@@ -48,18 +48,18 @@ fn faults_after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
 
 #[test]
 fn malformed_frames_are_faults_that_name_the_sender() {
-    let (cell, max) = (CELL as u64, u64::MAX);
+    let (slot, max) = (SLOT_BYTES as u64, u64::MAX);
     let long = 200_000;
     let cases: Vec<(&str, usize, Vec<Vec<u8>>)> = vec![
-        ("a message out of order", 0, vec![data(0, 1, cell)]),
-        ("the largest message number", 0, vec![data(0, max, cell)]),
-        ("a message twice", 0, vec![data(0, 0, cell), data(0, 0, cell)]),
+        ("a message out of order", 0, vec![data(0, 1, slot)]),
+        ("the largest message number", 0, vec![data(0, max, slot)]),
+        ("a message twice", 0, vec![data(0, 0, slot), data(0, 0, slot)]),
         (
             "one message too many",
             0,
-            vec![data(0, 0, cell), data(0, 1, cell), data(0, 2, 4000), data(0, 3, 1)],
+            vec![data(0, 0, slot), data(0, 1, slot), data(0, 2, 4000), data(0, 3, 1)],
         ),
-        ("data on the class of messages", 1, vec![data(0, 0, cell)]),
+        ("data on the class of messages", 1, vec![data(0, 0, slot)]),
         ("an abort on the other class", 0, vec![frame(ABORT, 1, [0, 0, 5, 0, 0, 0])]),
         ("a credit with a payload", 0, vec![frame(CREDIT, 0, [0, 1, 5, 0, 0, 0])]),
         ("a credit with an endless payload", 0, vec![frame(CREDIT, 0, [0, 1, max, 0, 0, 0])]),
@@ -109,16 +109,16 @@ fn malformed_frames_are_faults_that_name_the_sender() {
 
 #[test]
 fn valid_frames_are_not_faults() {
-    let cell = CELL as u64;
+    let slot = SLOT_BYTES as u64;
     let cases = [
-        (0, vec![data(0, 0, cell), data(0, 1, cell), data(0, 2, 4000)], 3),
-        (0, vec![data(u64::MAX, 0, cell)], 0),
-        (0, vec![data(1, 0, cell)], 0),
+        (0, vec![data(0, 0, slot), data(0, 1, slot), data(0, 2, 4000)], 3),
+        (0, vec![data(u64::MAX, 0, slot)], 0),
+        (0, vec![data(1, 0, slot)], 0),
         (0, vec![frame(CREDIT, 0, [0, u64::MAX, 0, 0, 0, 0]), frame(CREDIT, 99, [7, 1, 0, 0, 0, 0])], 0),
         (1, vec![frame(GRANT, 0, [9, u64::MAX, 0, 0, 0, 0]), frame(GRANT, 1, [9, 0, 0, 0, 0, u64::MAX])], 0),
         (1, vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, 90]), frame(FRAGMENT, 0, [5, 0, 90, 0, 0, 0])], 0),
         (1, vec![frame(ANNOUNCE, 0, [u64::MAX, 0, 0, 0, 3, u64::MAX])], 0),
-        (0, vec![frame(MOVED, 0, [0; 6]), data(0, 0, cell)], 0),
+        (0, vec![frame(MOVED, 0, [0; 6]), data(0, 0, slot)], 0),
         (0, vec![frame(WAIT_NOTICE, 0, [u64::MAX, 0, 0, 1, 2, 3])], 0),
     ];
     for (case, (class, bytes, read)) in cases.into_iter().enumerate() {
@@ -142,7 +142,7 @@ fn valid_frames_are_not_faults() {
 fn connection_closed_within_a_frame_is_a_loss_exactly_after_the_leave_grace() {
     let (mut feed, now) = (Feed::new(), Instant::now());
     let mut stream = feed.connect(0);
-    stream.write_all(&data(0, 0, CELL as u64)[..70]).unwrap();
+    stream.write_all(&data(0, 0, SLOT_BYTES as u64)[..70]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     stream.set_nonblocking(true).unwrap();
     // A rank that has detected the close closes its end, too.
@@ -167,7 +167,8 @@ fn next(seed: &mut u64) -> u64 {
 
 #[test]
 fn random_frames_on_any_connections_are_faults_at_worst() {
-    const INTERESTING: [u64; 12] = [0, 1, 2, 3, 5, 8, 64, CELL as u64, BYTES, 128 << 10, 1 << 62, u64::MAX];
+    const INTERESTING: [u64; 12] =
+        [0, 1, 2, 3, 5, 8, 64, SLOT_BYTES as u64, BYTES, 128 << 10, 1 << 62, u64::MAX];
     for start in 0..150 {
         let mut seed = start;
         let mut feed = Feed::new();

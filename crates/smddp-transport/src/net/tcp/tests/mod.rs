@@ -114,12 +114,12 @@ fn number(rank: usize, seq: u64) -> u64 {
 
 fn channel_layout(peer: usize) -> Channels {
     Channels {
-        send_channels: vec![SendChannel { readers: vec![peer], cell: 64, messages: 1, bytes: 8 }],
+        send_channels: vec![SendChannel { readers: vec![peer], slot_bytes: 64, messages: 1, bytes: 8 }],
         recv_channels: vec![RecvChannel {
             rank: peer,
             channel: 0,
             reader: 0,
-            cell: 64,
+            slot_bytes: 64,
             messages: 1,
             bytes: 8,
         }],

@@ -3,20 +3,20 @@
 use std::sync::atomic::Ordering;
 
 use crate::RecvChannel;
-use crate::process::layout::{ENTRY, IN_CELLS, IN_PRIVATE_MEMORY, LINE};
+use crate::process::layout::{ENTRY, IN_PRIVATE_MEMORY, IN_SLOTS, LINE};
 use crate::process::memory::SharedMemory;
 
 /// Location of a channel in its writer's memory, as the writer has published it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Channel {
     pub(super) lines: usize,
-    pub(super) cells: usize,
-    pub(super) cell: usize,
+    pub(super) slots: usize,
+    pub(super) slot_bytes: usize,
     pub(super) depth: u64,
     pub(super) bytes: u64,
     /// Set if each reader must publish the number of messages that it has read.
     pub(super) acks: bool,
-    /// `cells` is an address in the writer's process, not an offset in its shared memory.
+    /// `slots` is an address in the writer's process, not an offset in its shared memory.
     pub(super) is_address: bool,
 }
 
@@ -31,19 +31,19 @@ impl Channel {
         let size = |i: usize| usize::try_from(field(i)).ok();
         let is_address = field(5) == IN_PRIVATE_MEMORY;
         let lines = region.checked_add(size(0)?)?;
-        let cells = if is_address { size(1)? } else { region.checked_add(size(1)?)? };
-        let (cell, depth) = (size(2)?, size(3)?.max(1));
+        let slots = if is_address { size(1)? } else { region.checked_add(size(1)?)? };
+        let (slot_bytes, depth) = (size(2)?, size(3)?.max(1));
         // The line with the number of published messages, and one line for each reader up to this rank.
-        let all = cell.checked_mul(depth)?;
-        let placed = if is_address { cells.checked_add(all).is_some() } else { memory.contains(cells, all) };
+        let all = slot_bytes.checked_mul(depth)?;
+        let placed = if is_address { slots.checked_add(all).is_some() } else { memory.contains(slots, all) };
         let in_bounds = memory.contains(lines, LINE * (2 + want.reader)) && placed;
         in_bounds.then_some(Self {
             lines,
-            cells,
-            cell,
+            slots,
+            slot_bytes,
             depth: depth as u64,
             bytes: field(4),
-            acks: field(5) != IN_CELLS,
+            acks: field(5) != IN_SLOTS,
             is_address,
         })
     }

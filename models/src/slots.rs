@@ -1,4 +1,4 @@
-//! Models of cells (written, published, read, released and reused) and of the memory of a finished operation.
+//! Models of slots (written, published, read, released and reused) and of the memory of a finished operation.
 
 macro_rules! models {
     ($over:ident) => {
@@ -13,16 +13,16 @@ macro_rules! models {
             struct Channel {
                 published: AtomicU64,
                 read: AtomicU64,
-                cells: Vec<UnsafeCell<u64>>,
+                slots: Vec<UnsafeCell<u64>>,
             }
 
-            /// Sends `messages` through `depth` cells.
+            /// Sends `messages` through `depth` slots.
             pub(super) fn channel(depth: u64, messages: u64) {
                 crate::model(move || {
                     let channel = Arc::new(Channel {
                         published: AtomicU64::new(0),
                         read: AtomicU64::new(0),
-                        cells: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
+                        slots: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
                     });
                     let reader = channel.clone();
                     let reading = thread::spawn(move || {
@@ -30,8 +30,8 @@ macro_rules! models {
                             while Counter(&reader.published).read() <= taken {
                                 thread::yield_now();
                             }
-                            // SAFETY: the cell is published and not yet released.
-                            let found = reader.cells[(taken % depth) as usize].with(|cell| unsafe { *cell });
+                            // SAFETY: the slot is published and not yet released.
+                            let found = reader.slots[(taken % depth) as usize].with(|slot| unsafe { *slot });
                             assert_eq!(found, taken + 1);
                             Counter(&reader.read).publish(taken + 1);
                         }
@@ -40,8 +40,8 @@ macro_rules! models {
                         while sent - Counter(&channel.read).read() >= depth {
                             thread::yield_now();
                         }
-                        // SAFETY: the cell is free, because its last message was read.
-                        channel.cells[(sent % depth) as usize].with_mut(|cell| unsafe { *cell = sent + 1 });
+                        // SAFETY: the slot is free, because its last message was read.
+                        channel.slots[(sent % depth) as usize].with_mut(|slot| unsafe { *slot = sent + 1 });
                         Counter(&channel.published).publish(sent + 1);
                     }
                     reading.join().unwrap();
@@ -77,7 +77,7 @@ models!(stores_relaxed);
 models!(loads_relaxed);
 
 #[test]
-fn cell_is_read_whole_and_reused_only_after_its_release() {
+fn slot_is_read_whole_and_reused_only_after_its_release() {
     crate::fails("stores_relaxed::channel", || stores_relaxed::channel(1, 2));
     crate::fails("loads_relaxed::channel", || loads_relaxed::channel(1, 2));
     right::channel(1, 3);
