@@ -13,31 +13,31 @@ macro_rules! models {
             type Group = Ownership<UnsafeCell<Vec<u64>>, u64>;
 
             /// Executes commands until the group is released without any.
-            fn progress(group: &Group, second_look: bool) {
+            fn progress(group: &Group, checks_again: bool) {
                 while let Some(mut owned) = group.try_own() {
                     let mut commands = Vec::new();
                     owned.take_commands(&mut commands);
                     // SAFETY: this thread owns the value.
                     owned.with_mut(|executed| unsafe { (*executed).append(&mut commands) });
-                    if !(owned.release() && second_look) {
+                    if !(owned.release() && checks_again) {
                         break;
                     }
                 }
             }
 
             /// Two threads submit; a third one owns the group at first and releases it.
-            pub(super) fn submissions(second_look: bool) {
+            pub(super) fn submissions(checks_again: bool) {
                 crate::model(move || {
                     let group = Arc::new(Group::new(UnsafeCell::new(Vec::new())));
                     let submitters = [1, 2].map(|number| {
                         let group = group.clone();
                         thread::spawn(move || {
                             if group.submit(|| number) == Submitted::Orphaned {
-                                progress(&group, second_look);
+                                progress(&group, checks_again);
                             }
                         })
                     });
-                    progress(&group, second_look);
+                    progress(&group, checks_again);
                     submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
                     let owned = group.try_own().unwrap();
                     // SAFETY: this thread owns the value.

@@ -36,7 +36,7 @@ pub(crate) enum Phase {
     },
     /// The calls end with the error of the group.
     Failed,
-    /// This rank closed the group without pending calls, so there is no abort report.
+    /// This rank closed the group without pending calls and without an abort report.
     Closed,
 }
 
