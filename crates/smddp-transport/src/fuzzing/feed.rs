@@ -14,7 +14,9 @@ use crate::joint::{InterNode, Prepared, TransportOptions};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
 use crate::net::tcp::address::{Credential, Purpose};
-use crate::socket_io::{advance, exchange};
+use crate::socket_io::advance;
+#[cfg(test)]
+use crate::socket_io::exchange;
 use crate::token::Token;
 use crate::{
     CallFingerprint, Channels, Envelope, Fault, Group, MessageId, Outgoing, RecvChannel, SendChannel,

@@ -129,7 +129,8 @@ impl Greeting {
 
     /// Decodes a complete greeting of this protocol version.
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let contents = bytes.get(HEADER_BYTES..GREETING_BYTES - NONCE_BYTES)?;
+        let bytes: &[u8; GREETING_BYTES] = bytes.first_chunk()?;
+        let contents = &bytes[HEADER_BYTES..GREETING_BYTES - NONCE_BYTES];
         postcard::take_from_bytes(contents).ok().map(|(greeting, _)| greeting)
     }
 }

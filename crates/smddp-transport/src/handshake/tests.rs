@@ -226,7 +226,7 @@ fn greetings_with_the_largest_numbers_are_decoded() {
         let greeting = Greeting { purpose, from, to, token: [3; 16] };
         let bytes = greeting.encode().unwrap();
         assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Some(greeting)));
-        assert_eq!(Greeting::decode(&bytes[..GREETING_BYTES - NONCE_BYTES - 1]), None);
+        assert_eq!(Greeting::decode(&bytes[..GREETING_BYTES - 1]), None);
     }
 }
 
