@@ -1,7 +1,7 @@
 //! One segment of one step: its wait conditions, and its effects on memory and cells.
 
 use super::super::MessageModes;
-use super::super::clock::{Clock, VectorTime};
+use super::super::clock::{Clock, ClockPool, VectorTime};
 use super::super::error::{Error, Position};
 use super::super::memory::{Memory, MemoryViolation};
 use super::super::shape::Operation;
@@ -12,69 +12,145 @@ use crate::ir::{Association, Buffer, Collective, Source, Span, Step};
 impl Replay<'_> {
     /// Executes one segment of one step. Returns `false` if it must wait.
     pub(super) fn step(&mut self, t: usize, now: usize, at: Position, step: &Step) -> Result<bool, Error> {
-        let Self { depth, values, tracks, clocks, pool, modes, inputs, produced } = self;
-        let MessageModes { rounded, by_reference } = *modes;
-        let Track { runs, ranks, .. } = &mut tracks[t];
+        let Track { runs, ranks, .. } = &mut self.tracks[t];
         let Run { op, memory, flows, .. } = &mut runs[now];
-        let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
-        let base = ranks[me].pipeline;
-        let pipeline = base + at.pipeline;
-
-        // Checks that all messages and the cell are available.
-        let sources = || step.sources().iter().filter(|f| op.has(f.rank, f.message, segment));
-        let incoming = |from: &Source, flows: &[Vec<Flow>]| {
-            let k = flows[from.rank][from.channel].read[from.reader];
-            (from.channel * depth + k % depth, k)
+        let base = ranks[at.rank].pipeline;
+        let mut segment = Segment {
+            depth: self.depth,
+            modes: self.modes,
+            op: *op,
+            now,
+            at,
+            base,
+            step,
+            memory,
+            flows,
+            ranks,
+            values: &mut self.values,
+            clocks: &mut self.clocks,
+            pool: &mut self.pool,
+            inputs: &mut self.inputs,
+            produced: &mut self.produced,
         };
-        for from in sources() {
-            let (cell, k) = incoming(from, flows);
-            if ranks[from.rank].cells[cell].message != Some((now, k)) {
-                return Ok(false);
-            }
-        }
-        let outgoing =
-            step.published().filter(|&(_, span)| op.has(me, span, segment)).map(|(channel, span)| {
-                let k = flows[me][channel].sent;
-                (channel, span, channel * depth + k % depth, k)
-            });
-        if let Some((_, _, cell, _)) = outgoing
-            && ranks[me].cells[cell].unread > 0
-        {
+        if !segment.is_ready() {
             return Ok(false);
         }
+        let time = segment.join_clocks()?;
+        segment.end_references(time);
+        segment.execute(time)?;
+        segment.release();
+        segment.publish()?;
+        Ok(true)
+    }
+}
 
-        // Merges the clocks of other ranks first, then executes the step.
-        for from in sources() {
-            let cell = &ranks[from.rank].cells[incoming(from, flows).0];
-            if cell.span != Some(from.message) || cell.segment != segment {
-                let found = cell.span.unwrap_or(Span::TOKEN);
-                return Err(Error::Message { at, expected: from.message, found, segment: cell.segment });
-            }
-            clocks[pipeline].join(&cell.written);
-        }
-        if let Some((_, _, cell, _)) = outgoing {
-            clocks[pipeline].join(&ranks[me].cells[cell].released);
-        }
-        let time = clocks[pipeline].tick(pipeline);
-        let clock = &clocks[pipeline];
-        // Messages by reference are read in the memory of their writers.
-        let by_reference = |rank: usize, channel: usize| {
-            by_reference.is_some_and(|by_reference| by_reference(rank, channel))
+/// One segment of one step, with the state that it reads and changes.
+struct Segment<'r, 'a> {
+    depth: usize,
+    modes: MessageModes<'a>,
+    op: Operation<'a>,
+    /// Number of the operation in its track.
+    now: usize,
+    at: Position,
+    /// Number of the rank's pipeline 0 in the clocks.
+    base: usize,
+    step: &'r Step,
+    memory: &'r mut [Memory],
+    flows: &'r mut [Vec<Flow>],
+    ranks: &'r mut [Rank],
+    values: &'r mut Values,
+    clocks: &'r mut [Clock],
+    pool: &'r mut ClockPool,
+    inputs: &'r mut Vec<Value>,
+    produced: &'r mut Vec<Value>,
+}
+
+/// Returns the cell of the next message from a source, and the number of the message.
+fn incoming(from: &Source, flows: &[Vec<Flow>], depth: usize) -> (usize, usize) {
+    let k = flows[from.rank][from.channel].read[from.reader];
+    (from.channel * depth + k % depth, k)
+}
+
+impl<'r, 'a> Segment<'r, 'a> {
+    /// Returns the sources whose messages have this segment.
+    fn sources(&self) -> impl Iterator<Item = &'r Source> + use<'r, 'a> {
+        let (op, segment) = (self.op, self.at.segment);
+        self.step.sources().iter().filter(move |from| op.has(from.rank, from.message, segment))
+    }
+
+    /// Returns channel, span, cell and number of the message that the step writes in this segment.
+    fn outgoing(&self) -> Option<(usize, Span, usize, usize)> {
+        let me = self.at.rank;
+        let (channel, span) = self.step.published()?;
+        let k = self.flows[me][channel].sent;
+        self.op.has(me, span, self.at.segment).then_some((
+            channel,
+            span,
+            channel * self.depth + k % self.depth,
+            k,
+        ))
+    }
+
+    /// Returns true if all messages and the cell are available.
+    fn is_ready(&self) -> bool {
+        let arrived = |from: &Source| {
+            let (cell, k) = incoming(from, self.flows, self.depth);
+            self.ranks[from.rank].cells[cell].message == Some((self.now, k))
         };
-        for from in sources().filter(|from| by_reference(from.rank, from.channel)) {
+        self.sources().all(arrived)
+            && self.outgoing().is_none_or(|(_, _, cell, _)| self.ranks[self.at.rank].cells[cell].unread == 0)
+    }
+
+    /// Merges the clocks of the writers and of the cell's last readers. Returns the time of the step.
+    fn join_clocks(&mut self) -> Result<VectorTime, Error> {
+        let pipeline = self.base + self.at.pipeline;
+        for from in self.sources() {
+            let cell = &self.ranks[from.rank].cells[incoming(from, self.flows, self.depth).0];
+            if cell.span != Some(from.message) || cell.segment != self.at.segment {
+                let found = cell.span.unwrap_or(Span::TOKEN);
+                let (at, segment) = (self.at, cell.segment);
+                return Err(Error::Message { at, expected: from.message, found, segment });
+            }
+            self.clocks[pipeline].join(&cell.written);
+        }
+        if let Some((_, _, cell, _)) = self.outgoing() {
+            self.clocks[pipeline].join(&self.ranks[self.at.rank].cells[cell].released);
+        }
+        Ok(self.clocks[pipeline].tick(pipeline))
+    }
+
+    fn is_by_reference(&self, rank: usize, channel: usize) -> bool {
+        self.modes.by_reference.is_some_and(|by_reference| by_reference(rank, channel))
+    }
+
+    /// Reads messages by reference in the memory of their writers.
+    fn end_references(&mut self, time: VectorTime) {
+        let segment = self.at.segment;
+        for from in self.sources() {
+            if !self.is_by_reference(from.rank, from.channel) {
+                continue;
+            }
             for i in 0..from.message.blocks {
                 let (buffer, block) = (from.message.buffer, from.message.block + i);
-                if op.segments(from.rank, buffer, block) > segment {
+                if self.op.segments(from.rank, buffer, block) > segment {
                     let taken = (from.take.0..from.take.0 + from.take.1).contains(&i);
-                    memory[from.rank].end_reference((buffer, block, segment), taken.then_some(time));
+                    self.memory[from.rank].end_reference((buffer, block, segment), taken.then_some(time));
                 }
             }
         }
-        let taken = |from: &Source, i: usize, ranks: &[Rank], values: &mut Values| {
-            if !op.has(from.rank, from.message, segment) {
+    }
+
+    /// Executes the step: `produced` are the values of the message that it writes.
+    fn execute(&mut self, time: VectorTime) -> Result<(), Error> {
+        let Self { depth, at, op, base, ref mut memory, ref flows, ref ranks, .. } = *self;
+        let (inputs, produced, values) = (&mut *self.inputs, &mut *self.produced, &mut *self.values);
+        let (me, rounded) = (at.rank, self.modes.rounded);
+        let clock = &self.clocks[base + at.pipeline];
+        let taken = |from: &Source, i: usize, values: &mut Values| {
+            if !op.has(from.rank, from.message, at.segment) {
                 return NOTHING;
             }
-            let value = ranks[from.rank].cells[incoming(from, flows).0].values[from.take.0 + i];
+            let value = ranks[from.rank].cells[incoming(from, flows, depth).0].values[from.take.0 + i];
             let crosses = rounded.is_some_and(|nodes| !nodes.share_node(from.rank, me));
             if crosses { values.round(value) } else { value }
         };
@@ -89,7 +165,7 @@ impl Replay<'_> {
         };
         let mut access = MemoryAccess { op: &op, memory: &mut memory[me], at, base, time, clock };
         produced.clear();
-        match step {
+        match self.step {
             Step::Send { source, tee, .. } => {
                 for i in 0..source.blocks {
                     let value = given(access.read(*source, i)?, *source, false, values);
@@ -103,7 +179,7 @@ impl Replay<'_> {
             }
             Step::Receive { from, to, .. } => {
                 for i in 0..to.blocks {
-                    let value = taken(from, i, ranks, values);
+                    let value = taken(from, i, values);
                     access.write(*to, i, value)?;
                     produced.push(value);
                 }
@@ -113,7 +189,7 @@ impl Replay<'_> {
                 for i in 0..blocks {
                     inputs.clear();
                     for from in from {
-                        inputs.push(taken(from, i, ranks, values));
+                        inputs.push(taken(from, i, values));
                     }
                     if let Some((position, span)) = own {
                         inputs.insert(*position, access.read(*span, i)?);
@@ -139,49 +215,59 @@ impl Replay<'_> {
                 }
             }
         }
+        Ok(())
+    }
 
-        // Releases the messages that were read, and publishes the message that was written.
-        for from in sources() {
-            let cell = &mut ranks[from.rank].cells[incoming(from, flows).0];
+    /// Releases the messages that were read.
+    fn release(&mut self) {
+        let clock = &self.clocks[self.base + self.at.pipeline];
+        for from in self.sources() {
+            let cell = &mut self.ranks[from.rank].cells[incoming(from, self.flows, self.depth).0];
             cell.unread -= 1;
             if cell.unread == 0 {
-                pool.clear(&mut cell.written);
+                self.pool.clear(&mut cell.written);
             }
             if cell.writes_left > 0 {
-                pool.merge(&mut cell.released, clock);
+                self.pool.merge(&mut cell.released, clock);
             }
-            flows[from.rank][from.channel].read[from.reader] += 1;
+            self.flows[from.rank][from.channel].read[from.reader] += 1;
         }
-        if let Some((channel, span, cell, k)) = outgoing {
-            for (i, &value) in produced.iter().enumerate() {
-                let there = op.segments(me, span.buffer, span.block + i) > segment;
-                if there != (value != NOTHING) {
-                    return Err(Error::Sizes { at });
-                }
+    }
+
+    /// Publishes the message that was written.
+    fn publish(&mut self) -> Result<(), Error> {
+        let Some((channel, span, cell, k)) = self.outgoing() else { return Ok(()) };
+        let (at, me, segment) = (self.at, self.at.rank, self.at.segment);
+        for (i, &value) in self.produced.iter().enumerate() {
+            let there = self.op.segments(me, span.buffer, span.block + i) > segment;
+            if there != (value != NOTHING) {
+                return Err(Error::Sizes { at });
             }
-            for (i, &value) in produced.iter().enumerate().filter(|_| by_reference(me, channel)) {
-                let (segment_of, readers) =
-                    ((span.buffer, span.block + i, segment), flows[me][channel].read.len());
-                if value != NOTHING && !memory[me].send_by_reference(segment_of, value, readers) {
+        }
+        if self.is_by_reference(me, channel) {
+            let readers = self.flows[me][channel].read.len();
+            for (i, &value) in self.produced.iter().enumerate() {
+                let place = (span.buffer, span.block + i, segment);
+                if value != NOTHING && !self.memory[me].send_by_reference(place, value, readers) {
                     return Err(Error::Malformed {
                         at,
                         reason: "a message by reference whose memory has another value",
                     });
                 }
             }
-            let flow = &mut flows[me][channel];
-            flow.sent += 1;
-            let cell = &mut ranks[me].cells[cell];
-            cell.message = Some((now, k));
-            cell.unread = flow.read.len();
-            cell.span = Some(span);
-            cell.segment = segment;
-            std::mem::swap(&mut cell.values, produced);
-            cell.writes_left -= 1;
-            pool.merge(&mut cell.written, clock);
-            pool.clear(&mut cell.released);
         }
-        Ok(true)
+        let flow = &mut self.flows[me][channel];
+        flow.sent += 1;
+        let cell = &mut self.ranks[me].cells[cell];
+        cell.message = Some((self.now, k));
+        cell.unread = flow.read.len();
+        cell.span = Some(span);
+        cell.segment = segment;
+        std::mem::swap(&mut cell.values, self.produced);
+        cell.writes_left -= 1;
+        self.pool.merge(&mut cell.written, &self.clocks[self.base + at.pipeline]);
+        self.pool.clear(&mut cell.released);
+        Ok(())
     }
 }
 
