@@ -15,14 +15,21 @@ impl Replay<'_> {
         let Track { runs, ranks, .. } = &mut self.tracks[t];
         let Run { op, memory, flows, .. } = &mut runs[now];
         let base = ranks[at.rank].pipeline;
+        let depth = self.depth;
+        let outgoing = step.published().filter(|&(_, span)| op.has(at.rank, span, at.segment));
+        let outgoing = outgoing.map(|(channel, span)| {
+            let k = flows[at.rank][channel].sent;
+            (channel, span, channel * depth + k % depth, k)
+        });
         let mut segment = Segment {
-            depth: self.depth,
+            depth,
             modes: self.modes,
             op: *op,
             now,
             at,
             base,
             step,
+            outgoing,
             memory,
             flows,
             ranks,
@@ -55,6 +62,8 @@ struct Segment<'r, 'a> {
     /// Number of the rank's pipeline 0 in the clocks.
     base: usize,
     step: &'r Step,
+    /// Channel, span, cell and number of the message that the step writes in this segment.
+    outgoing: Option<(usize, Span, usize, usize)>,
     memory: &'r mut [Memory],
     flows: &'r mut [Vec<Flow>],
     ranks: &'r mut [Rank],
@@ -78,19 +87,6 @@ impl<'r, 'a> Segment<'r, 'a> {
         self.step.sources().iter().filter(move |from| op.has(from.rank, from.message, segment))
     }
 
-    /// Returns channel, span, cell and number of the message that the step writes in this segment.
-    fn outgoing(&self) -> Option<(usize, Span, usize, usize)> {
-        let me = self.at.rank;
-        let (channel, span) = self.step.published()?;
-        let k = self.flows[me][channel].sent;
-        self.op.has(me, span, self.at.segment).then_some((
-            channel,
-            span,
-            channel * self.depth + k % self.depth,
-            k,
-        ))
-    }
-
     /// Returns true if all messages and the cell are available.
     fn is_ready(&self) -> bool {
         let arrived = |from: &Source| {
@@ -98,7 +94,7 @@ impl<'r, 'a> Segment<'r, 'a> {
             self.ranks[from.rank].cells[cell].message == Some((self.now, k))
         };
         self.sources().all(arrived)
-            && self.outgoing().is_none_or(|(_, _, cell, _)| self.ranks[self.at.rank].cells[cell].unread == 0)
+            && self.outgoing.is_none_or(|(_, _, cell, _)| self.ranks[self.at.rank].cells[cell].unread == 0)
     }
 
     /// Merges the clocks of the writers and of the cell's last readers. Returns the time of the step.
@@ -113,7 +109,7 @@ impl<'r, 'a> Segment<'r, 'a> {
             }
             self.clocks[pipeline].join(&cell.written);
         }
-        if let Some((_, _, cell, _)) = self.outgoing() {
+        if let Some((_, _, cell, _)) = self.outgoing {
             self.clocks[pipeline].join(&self.ranks[self.at.rank].cells[cell].released);
         }
         Ok(self.clocks[pipeline].tick(pipeline))
@@ -236,7 +232,7 @@ impl<'r, 'a> Segment<'r, 'a> {
 
     /// Publishes the message that was written.
     fn publish(&mut self) -> Result<(), Error> {
-        let Some((channel, span, cell, k)) = self.outgoing() else { return Ok(()) };
+        let Some((channel, span, cell, k)) = self.outgoing else { return Ok(()) };
         let (at, me, segment) = (self.at, self.at.rank, self.at.segment);
         for (i, &value) in self.produced.iter().enumerate() {
             let there = self.op.segments(me, span.buffer, span.block + i) > segment;
