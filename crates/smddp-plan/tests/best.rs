@@ -2,11 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
+mod support;
+
 use smddp_plan::choice::alternatives;
 use smddp_plan::sim::{Cluster, Job, Port};
 use smddp_plan::{
     Algorithm, Choice, Collective, Counts, GroupShape, Memory, Network, Settings, Shape, Topology, decide,
 };
+
+use support::Rng;
 
 /// Accepted time of the chosen plan as a multiple of the best time.
 const GOOD: f64 = 1.1;
@@ -35,23 +39,6 @@ enum Kind {
     Moves,
     Reduces,
     ReducesOtherNetwork,
-}
-
-/// Deterministic random numbers.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) as usize % end
-    }
-
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
-        list[self.below(list.len())]
-    }
 }
 
 /// Returns a cluster, and whether the fixed parameters are close to its network.

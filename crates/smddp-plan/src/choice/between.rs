@@ -54,8 +54,9 @@ struct Path {
 pub(super) fn cost(choice: &Choice, traffic: &Traffic, case: &Case<'_>, network: &Network) -> Option<f64> {
     use Collective::*;
     let topology = case.topology;
-    let (each, nodes, all) = (topology.node_sizes().1 as f64, topology.nodes() as f64, case.size as f64);
-    let Path { hops, crossings, incast, by_leaders } = path(choice.algorithm, case.collective, topology)?;
+    let (each, nodes) = (topology.node_sizes().1 as f64, topology.nodes() as f64);
+    let path = path(choice.algorithm, case.collective, topology)?;
+    let Path { hops, crossings, incast, by_leaders } = path;
     let (bytes, local) = (case.bytes as f64, LocalCosts::of(case.memory));
     let segments = case.block.div_ceil(choice.segment).max(1) as f64;
     // Ranks of a node that send at the same time, and ranks that share a device. With paced senders each rank
@@ -79,23 +80,7 @@ pub(super) fn cost(choice: &Choice, traffic: &Traffic, case: &Case<'_>, network:
         .max(traffic.remote_out.bytes.max(traffic.remote_in.bytes) as f64 / rate);
     let link = link * slowdown + segments * messages * network.message_ns;
 
-    // Time of the busiest rank inside its node.
-    let adds = match case.collective {
-        AllReduce | Reduce if by_leaders => (if each > 1.0 { each } else { 0.0 }) + crossings + 1.0,
-        // With local peers, a rank reduces their contributions for its share of the blocks, and the data from
-        // other nodes.
-        AllReduce | Reduce | ReduceScatter if each > 1.0 => (each * nodes + nodes - 1.0) / all,
-        AllReduce | Reduce | ReduceScatter if choice.algorithm == Algorithm::HierMesh => 1.0,
-        AllReduce | Reduce | ReduceScatter => 2.0 * (nodes - 1.0) / nodes,
-        _ => 0.0,
-    };
-    let local_time = |total: TrafficTotal, message_ns: f64| {
-        total.bytes as f64 / local.rate + segments * total.messages as f64 * message_ns
-    };
-    let reduction_ns = adds * bytes / local.reduce_rate;
-    let local_ns = local_time(traffic.local_in, local.read_ns)
-        .max(local_time(traffic.local_out, local.write_ns))
-        .max(reduction_ns);
+    let local_ns = local_ns(choice.algorithm, &path, traffic, case, segments);
 
     // Latency of one piece: its transfers over successive links and its reductions.
     let piece = (choice.segment.min(case.block) * traffic.message).min(case.bytes) as f64;
@@ -158,6 +143,31 @@ pub(super) fn cost(choice: &Choice, traffic: &Traffic, case: &Case<'_>, network:
                 hops * (latency + reduce_ns) + before * transfer_ns + busy
             },
     )
+}
+
+/// Returns the modelled nanoseconds that the busiest rank spends inside its node.
+fn local_ns(algorithm: Algorithm, path: &Path, traffic: &Traffic, case: &Case<'_>, segments: f64) -> f64 {
+    use Collective::*;
+    let Path { crossings, by_leaders, .. } = *path;
+    let topology = case.topology;
+    let (each, nodes, all) = (topology.node_sizes().1 as f64, topology.nodes() as f64, case.size as f64);
+    let (bytes, local) = (case.bytes as f64, LocalCosts::of(case.memory));
+    let adds = match case.collective {
+        AllReduce | Reduce if by_leaders => (if each > 1.0 { each } else { 0.0 }) + crossings + 1.0,
+        // With local peers, a rank reduces their contributions for its share of the blocks, and the data from
+        // other nodes.
+        AllReduce | Reduce | ReduceScatter if each > 1.0 => (each * nodes + nodes - 1.0) / all,
+        AllReduce | Reduce | ReduceScatter if algorithm == Algorithm::HierMesh => 1.0,
+        AllReduce | Reduce | ReduceScatter => 2.0 * (nodes - 1.0) / nodes,
+        _ => 0.0,
+    };
+    let local_time = |total: TrafficTotal, message_ns: f64| {
+        total.bytes as f64 / local.rate + segments * total.messages as f64 * message_ns
+    };
+    let reduction_ns = adds * bytes / local.reduce_rate;
+    local_time(traffic.local_in, local.read_ns)
+        .max(local_time(traffic.local_out, local.write_ns))
+        .max(reduction_ns)
 }
 
 fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Option<Path> {

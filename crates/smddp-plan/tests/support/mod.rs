@@ -48,6 +48,11 @@ impl Rng {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
+    /// Returns an item of a list that is not empty.
+    pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+
     /// Returns nodes of these sizes with ranks assigned at random.
     pub(crate) fn shuffled(&mut self, sizes: &[usize]) -> Topology {
         let labels = sizes.iter().enumerate().flat_map(|(node, &size)| std::iter::repeat_n(node, size));

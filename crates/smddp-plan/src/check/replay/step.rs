@@ -1,7 +1,7 @@
 //! One segment of one step: its wait conditions, and its effects on memory and slots.
 
 use super::super::MessageModes;
-use super::super::clock::{Clock, VectorTime};
+use super::super::clock::{Clock, ClockPool, VectorTime};
 use super::super::error::{Error, Position};
 use super::super::memory::{Memory, MemoryViolation};
 use super::super::shape::Operation;
@@ -12,69 +12,141 @@ use crate::ir::{Association, Buffer, Collective, Source, Span, Step};
 impl Replay<'_> {
     /// Executes one segment of one step. Returns `false` if it must wait.
     pub(super) fn step(&mut self, t: usize, now: usize, at: Position, step: &Step) -> Result<bool, Error> {
-        let Self { depth, values, tracks, clocks, pool, modes, inputs, produced } = self;
-        let MessageModes { rounded, by_reference } = *modes;
-        let Track { runs, ranks, .. } = &mut tracks[t];
+        let Track { runs, ranks, .. } = &mut self.tracks[t];
         let Run { op, memory, flows, .. } = &mut runs[now];
-        let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
-        let base = ranks[me].pipeline;
-        let pipeline = base + at.pipeline;
-
-        // Checks that all messages and the slot are available.
-        let sources = || step.sources().iter().filter(|f| op.has(f.rank, f.message, segment));
-        let incoming = |from: &Source, flows: &[Vec<Flow>]| {
-            let k = flows[from.rank][from.channel].read[from.reader];
-            (from.channel * depth + k % depth, k)
+        let base = ranks[at.rank].pipeline;
+        let depth = self.depth;
+        let outgoing = step.published().filter(|&(_, span)| op.has(at.rank, span, at.segment));
+        let outgoing = outgoing.map(|(channel, span)| {
+            let k = flows[at.rank][channel].sent;
+            (channel, span, channel * depth + k % depth, k)
+        });
+        let mut segment = Segment {
+            depth,
+            modes: self.modes,
+            op: *op,
+            now,
+            at,
+            base,
+            step,
+            outgoing,
+            memory,
+            flows,
+            ranks,
+            values: &mut self.values,
+            clocks: &mut self.clocks,
+            pool: &mut self.pool,
+            inputs: &mut self.inputs,
+            produced: &mut self.produced,
         };
-        for from in sources() {
-            let (slot, k) = incoming(from, flows);
-            if ranks[from.rank].slots[slot].message != Some((now, k)) {
-                return Ok(false);
-            }
-        }
-        let outgoing =
-            step.published().filter(|&(_, span)| op.has(me, span, segment)).map(|(channel, span)| {
-                let k = flows[me][channel].sent;
-                (channel, span, channel * depth + k % depth, k)
-            });
-        if let Some((_, _, slot, _)) = outgoing
-            && ranks[me].slots[slot].unread > 0
-        {
+        if !segment.is_ready() {
             return Ok(false);
         }
+        let time = segment.join_clocks()?;
+        segment.end_references(time);
+        segment.execute(time)?;
+        segment.release();
+        segment.publish()?;
+        Ok(true)
+    }
+}
 
-        // Merges the clocks of other ranks first, then executes the step.
-        for from in sources() {
-            let slot = &ranks[from.rank].slots[incoming(from, flows).0];
-            if slot.span != Some(from.message) || slot.segment != segment {
-                let found = slot.span.unwrap_or(Span::TOKEN);
-                return Err(Error::Message { at, expected: from.message, found, segment: slot.segment });
-            }
-            clocks[pipeline].join(&slot.written);
-        }
-        if let Some((_, _, slot, _)) = outgoing {
-            clocks[pipeline].join(&ranks[me].slots[slot].released);
-        }
-        let time = clocks[pipeline].tick(pipeline);
-        let clock = &clocks[pipeline];
-        // Messages by reference are read in the memory of their writers.
-        let by_reference = |rank: usize, channel: usize| {
-            by_reference.is_some_and(|by_reference| by_reference(rank, channel))
+/// One segment of one step, with the state that it reads and changes.
+struct Segment<'r, 'a> {
+    depth: usize,
+    modes: MessageModes<'a>,
+    op: Operation<'a>,
+    /// Number of the operation in its track.
+    now: usize,
+    at: Position,
+    /// Number of the rank's pipeline 0 in the clocks.
+    base: usize,
+    step: &'r Step,
+    /// Channel, span, slot and number of the message that the step writes in this segment.
+    outgoing: Option<(usize, Span, usize, usize)>,
+    memory: &'r mut [Memory],
+    flows: &'r mut [Vec<Flow>],
+    ranks: &'r mut [Rank],
+    values: &'r mut Values,
+    clocks: &'r mut [Clock],
+    pool: &'r mut ClockPool,
+    inputs: &'r mut Vec<Value>,
+    produced: &'r mut Vec<Value>,
+}
+
+/// Returns the slot of the next message from a source, and the number of the message.
+fn incoming(from: &Source, flows: &[Vec<Flow>], depth: usize) -> (usize, usize) {
+    let k = flows[from.rank][from.channel].read[from.reader];
+    (from.channel * depth + k % depth, k)
+}
+
+impl<'r, 'a> Segment<'r, 'a> {
+    /// Returns the sources whose messages have this segment.
+    fn sources(&self) -> impl Iterator<Item = &'r Source> + use<'r, 'a> {
+        let (op, segment) = (self.op, self.at.segment);
+        self.step.sources().iter().filter(move |from| op.has(from.rank, from.message, segment))
+    }
+
+    /// Returns true if all messages and the slot are available.
+    fn is_ready(&self) -> bool {
+        let arrived = |from: &Source| {
+            let (slot, k) = incoming(from, self.flows, self.depth);
+            self.ranks[from.rank].slots[slot].message == Some((self.now, k))
         };
-        for from in sources().filter(|from| by_reference(from.rank, from.channel)) {
+        self.sources().all(arrived)
+            && self.outgoing.is_none_or(|(_, _, slot, _)| self.ranks[self.at.rank].slots[slot].unread == 0)
+    }
+
+    /// Merges the clocks of the writers and of the slot's last readers. Returns the time of the step.
+    fn join_clocks(&mut self) -> Result<VectorTime, Error> {
+        let pipeline = self.base + self.at.pipeline;
+        for from in self.sources() {
+            let slot = &self.ranks[from.rank].slots[incoming(from, self.flows, self.depth).0];
+            if slot.span != Some(from.message) || slot.segment != self.at.segment {
+                let found = slot.span.unwrap_or(Span::TOKEN);
+                let (at, segment) = (self.at, slot.segment);
+                return Err(Error::Message { at, expected: from.message, found, segment });
+            }
+            self.clocks[pipeline].join(&slot.written);
+        }
+        if let Some((_, _, slot, _)) = self.outgoing {
+            self.clocks[pipeline].join(&self.ranks[self.at.rank].slots[slot].released);
+        }
+        Ok(self.clocks[pipeline].tick(pipeline))
+    }
+
+    fn is_by_reference(&self, rank: usize, channel: usize) -> bool {
+        self.modes.by_reference.is_some_and(|by_reference| by_reference(rank, channel))
+    }
+
+    /// Reads messages by reference in the memory of their writers.
+    fn end_references(&mut self, time: VectorTime) {
+        let segment = self.at.segment;
+        for from in self.sources() {
+            if !self.is_by_reference(from.rank, from.channel) {
+                continue;
+            }
             for i in 0..from.message.blocks {
                 let (buffer, block) = (from.message.buffer, from.message.block + i);
-                if op.segments(from.rank, buffer, block) > segment {
+                if self.op.segments(from.rank, buffer, block) > segment {
                     let taken = (from.take.0..from.take.0 + from.take.1).contains(&i);
-                    memory[from.rank].end_reference((buffer, block, segment), taken.then_some(time));
+                    self.memory[from.rank].end_reference((buffer, block, segment), taken.then_some(time));
                 }
             }
         }
-        let taken = |from: &Source, i: usize, ranks: &[Rank], values: &mut Values| {
-            if !op.has(from.rank, from.message, segment) {
+    }
+
+    /// Executes the step: `produced` are the values of the message that it writes.
+    fn execute(&mut self, time: VectorTime) -> Result<(), Error> {
+        let Self { depth, at, op, base, ref mut memory, ref flows, ref ranks, .. } = *self;
+        let (inputs, produced, values) = (&mut *self.inputs, &mut *self.produced, &mut *self.values);
+        let (me, rounded) = (at.rank, self.modes.rounded);
+        let clock = &self.clocks[base + at.pipeline];
+        let taken = |from: &Source, i: usize, values: &mut Values| {
+            if !op.has(from.rank, from.message, at.segment) {
                 return NOTHING;
             }
-            let value = ranks[from.rank].slots[incoming(from, flows).0].values[from.take.0 + i];
+            let value = ranks[from.rank].slots[incoming(from, flows, depth).0].values[from.take.0 + i];
             let crosses = rounded.is_some_and(|nodes| !nodes.share_node(from.rank, me));
             if crosses { values.round(value) } else { value }
         };
@@ -89,7 +161,7 @@ impl Replay<'_> {
         };
         let mut access = MemoryAccess { op: &op, memory: &mut memory[me], at, base, time, clock };
         produced.clear();
-        match step {
+        match self.step {
             Step::Send { source, tee, .. } => {
                 for i in 0..source.blocks {
                     let value = given(access.read(*source, i)?, *source, false, values);
@@ -103,7 +175,7 @@ impl Replay<'_> {
             }
             Step::Receive { from, to, .. } => {
                 for i in 0..to.blocks {
-                    let value = taken(from, i, ranks, values);
+                    let value = taken(from, i, values);
                     access.write(*to, i, value)?;
                     produced.push(value);
                 }
@@ -113,7 +185,7 @@ impl Replay<'_> {
                 for i in 0..blocks {
                     inputs.clear();
                     for from in from {
-                        inputs.push(taken(from, i, ranks, values));
+                        inputs.push(taken(from, i, values));
                     }
                     if let Some((position, span)) = own {
                         inputs.insert(*position, access.read(*span, i)?);
@@ -139,49 +211,59 @@ impl Replay<'_> {
                 }
             }
         }
+        Ok(())
+    }
 
-        // Releases the messages that were read, and publishes the message that was written.
-        for from in sources() {
-            let slot = &mut ranks[from.rank].slots[incoming(from, flows).0];
+    /// Releases the messages that were read.
+    fn release(&mut self) {
+        let clock = &self.clocks[self.base + self.at.pipeline];
+        for from in self.sources() {
+            let slot = &mut self.ranks[from.rank].slots[incoming(from, self.flows, self.depth).0];
             slot.unread -= 1;
             if slot.unread == 0 {
-                pool.clear(&mut slot.written);
+                self.pool.clear(&mut slot.written);
             }
             if slot.writes_left > 0 {
-                pool.merge(&mut slot.released, clock);
+                self.pool.merge(&mut slot.released, clock);
             }
-            flows[from.rank][from.channel].read[from.reader] += 1;
+            self.flows[from.rank][from.channel].read[from.reader] += 1;
         }
-        if let Some((channel, span, slot, k)) = outgoing {
-            for (i, &value) in produced.iter().enumerate() {
-                let there = op.segments(me, span.buffer, span.block + i) > segment;
-                if there != (value != NOTHING) {
-                    return Err(Error::Sizes { at });
-                }
+    }
+
+    /// Publishes the message that was written.
+    fn publish(&mut self) -> Result<(), Error> {
+        let Some((channel, span, slot, k)) = self.outgoing else { return Ok(()) };
+        let (at, me, segment) = (self.at, self.at.rank, self.at.segment);
+        for (i, &value) in self.produced.iter().enumerate() {
+            let there = self.op.segments(me, span.buffer, span.block + i) > segment;
+            if there != (value != NOTHING) {
+                return Err(Error::Sizes { at });
             }
-            for (i, &value) in produced.iter().enumerate().filter(|_| by_reference(me, channel)) {
-                let (segment_of, readers) =
-                    ((span.buffer, span.block + i, segment), flows[me][channel].read.len());
-                if value != NOTHING && !memory[me].send_by_reference(segment_of, value, readers) {
+        }
+        if self.is_by_reference(me, channel) {
+            let readers = self.flows[me][channel].read.len();
+            for (i, &value) in self.produced.iter().enumerate() {
+                let place = (span.buffer, span.block + i, segment);
+                if value != NOTHING && !self.memory[me].send_by_reference(place, value, readers) {
                     return Err(Error::Malformed {
                         at,
                         reason: "a message by reference whose memory has another value",
                     });
                 }
             }
-            let flow = &mut flows[me][channel];
-            flow.sent += 1;
-            let slot = &mut ranks[me].slots[slot];
-            slot.message = Some((now, k));
-            slot.unread = flow.read.len();
-            slot.span = Some(span);
-            slot.segment = segment;
-            std::mem::swap(&mut slot.values, produced);
-            slot.writes_left -= 1;
-            pool.merge(&mut slot.written, clock);
-            pool.clear(&mut slot.released);
         }
-        Ok(true)
+        let flow = &mut self.flows[me][channel];
+        flow.sent += 1;
+        let slot = &mut self.ranks[me].slots[slot];
+        slot.message = Some((self.now, k));
+        slot.unread = flow.read.len();
+        slot.span = Some(span);
+        slot.segment = segment;
+        std::mem::swap(&mut slot.values, self.produced);
+        slot.writes_left -= 1;
+        self.pool.merge(&mut slot.written, &self.clocks[self.base + at.pipeline]);
+        self.pool.clear(&mut slot.released);
+        Ok(())
     }
 }
 
