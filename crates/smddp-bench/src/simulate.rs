@@ -101,7 +101,7 @@ struct CriticalPath {
     queue_us: f64,
     local_us: f64,
     local_hops: usize,
-    slots_us: f64,
+    cells_us: f64,
     work_us: f64,
 }
 
@@ -113,7 +113,7 @@ impl CriticalPath {
             queue_us: sum.queue * 1e6,
             local_us: sum.local * 1e6,
             local_hops: sum.local_hops,
-            slots_us: sum.credit * 1e6,
+            cells_us: sum.credit * 1e6,
             work_us: sum.work * 1e6,
         }
     }
@@ -298,7 +298,7 @@ fn path(path: &CriticalPath, total: f64) -> String {
         ("network", path.network_us, Some(path.network_hops)),
         ("queue", path.queue_us, None),
         ("node", path.local_us, Some(path.local_hops)),
-        ("slots", path.slots_us, None),
+        ("slots", path.cells_us, None),
         ("work", path.work_us, None),
     ];
     let text = |(name, us, hops): (&str, f64, Option<usize>)| {

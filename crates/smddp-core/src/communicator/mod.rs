@@ -70,7 +70,7 @@ impl Communicator {
         let counters = Arc::new(PathCounters::default());
         let name_and_path = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
         let recorder = Recorder::new(name_and_path, rank, &facts.topology, counters.clone(), config.recorder);
-        group.set_status_id(recorder::query_key(name, rank));
+        group.health().set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(SharedState {
             engine: Ownership::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
             counters,

@@ -28,13 +28,6 @@ impl Group {
         }
     }
 
-    /// Sets the number by which status queries refer to this rank.
-    pub fn set_status_id(&self, about: u64) {
-        if let Some(remote) = &self.remote {
-            remote.net.set_query_subject(about);
-        }
-    }
-
     /// Returns ranks that are lost, have left or have aborted the group, and mismatched calls. Starts watching, at `now`, the ranks
     /// that this rank waits for.
     pub(crate) fn faults(&mut self, now: Instant) -> Vec<Fault> {
@@ -54,6 +47,13 @@ impl Group {
 }
 
 impl Health<'_> {
+    /// Sets the number by which status queries refer to this rank.
+    pub fn set_status_id(&self, about: u64) {
+        if let Some(remote) = &self.0.remote {
+            remote.net.set_query_subject(about);
+        }
+    }
+
     /// Updates `facts` for operation `seq`. Call it while this rank waits: it starts watching, at `now`, the ranks that this rank waits
     /// for, and sends wait notices that are due. Results of queries of ranks of this node are kept.
     pub fn observe(&mut self, now: Instant, seq: u64, facts: &mut Facts) {

@@ -12,11 +12,6 @@ impl Group {
     pub fn messages(&mut self) -> Messages<'_> {
         Messages(self)
     }
-
-    /// Returns true if `rank`, of another node, announces no further messages. Payload of announced messages may still be pending.
-    pub fn p2p_is_finished(&self, rank: usize) -> bool {
-        self.path_to(rank).is_err_and(|net| net.all_announced(rank))
-    }
 }
 
 impl Messages<'_> {
