@@ -1,9 +1,9 @@
 """Test doubles are dependencies of tests only, so no program or wheel contains them."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 CRATES = Path(__file__).parents[2] / "crates"
 DOUBLES = sorted(path.name for path in CRATES.glob("fake-*"))

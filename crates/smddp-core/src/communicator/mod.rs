@@ -54,7 +54,7 @@ pub struct Communicator(Arc<SharedState>);
 
 impl Communicator {
     /// Creates a communicator over a group; `nodes[r]` is the node of rank `r`.
-    pub fn from_group(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+    pub fn from_group(mut group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let info = group.info().clone();
         let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
         let topology = Topology::from_labels(nodes);
