@@ -1,4 +1,4 @@
-"""The failure monitor judges plain data: it reads no clock, does not block, and has no access to the group."""
+"""The failure monitor evaluates plain data: it reads no clock, does not block, and has no access to the group."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def offences(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_judging_files_have_no_clock_and_no_io(file: Path) -> None:
+def test_files_have_no_clock_and_no_io(file: Path) -> None:
     assert offences(file.read_text()) == []
 
 

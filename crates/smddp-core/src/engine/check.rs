@@ -37,11 +37,11 @@ impl Engine {
                 self.observe(now);
             }
         }
-        self.judge(now, moving)
+        self.evaluate(now, moving)
     }
 
     /// Passes the facts to the monitor and applies its verdicts.
-    fn judge(&mut self, now: Instant, moving: bool) -> Result<(), Error> {
+    fn evaluate(&mut self, now: Instant, moving: bool) -> Result<(), Error> {
         loop {
             let pending = self.pending_operations(now, moving, None)?;
             let verdict = self.monitor.observe(now, &self.facts, &pending);
@@ -119,7 +119,7 @@ impl Engine {
         let now = Instant::now();
         self.monitor.transport_failed(now, error, explained);
         self.observe(now);
-        self.judge(now, false)
+        self.evaluate(now, false)
     }
 
     /// Returns everything that this rank waits for. `suspect`: a rank that made a different call.

@@ -95,7 +95,7 @@ impl Operation {
         }
     }
 
-    /// Returns the operation as the failure monitor judges it; `since`: time from which its deadline counts.
+    /// Returns the operation as the failure monitor evaluates it; `since`: time from which its deadline counts.
     pub(crate) fn pending_call(&self, since: Instant) -> PendingCall {
         let Self { collective, seq, timeout, begun, .. } = *self;
         PendingCall { collective, seq, fingerprint: self.bound.fingerprint, since, timeout, begun }

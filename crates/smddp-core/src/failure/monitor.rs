@@ -1,4 +1,4 @@
-//! The failure monitor: judges observations of a group. Returns the error that ends the group, or what to do next:
+//! The failure monitor: evaluates observations of a group. Returns the error that ends the group, or what to do next:
 //! dead ranks, departed ranks, mismatched calls, expired deadlines.
 
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ enum State {
     Querying(StragglerQuery),
 }
 
-/// Judges observations of one group. Reads no clock and performs no I/O.
+/// Evaluates observations of one group. Reads no clock and performs no I/O.
 pub(crate) struct FailureMonitor {
     names: GroupNames,
     limits: Limits,
@@ -133,7 +133,7 @@ impl FailureMonitor {
         }
     }
 
-    /// Judges one observation. Call it when blocked, every 50 ms while data moves, and when [`Self::next_check`] is
+    /// Evaluates one observation. Call it when blocked, every 50 ms while data moves, and when [`Self::next_check`] is
     /// due.
     pub(crate) fn observe(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Verdict {
         if let Some(verdict) = self.drain(now, facts, pending) {
@@ -243,7 +243,7 @@ impl FailureMonitor {
             return None;
         }
         if pending.is_leaving() {
-            return self.judge_leaving(facts, pending);
+            return self.evaluate_leaving(facts, pending);
         }
         let what = pending.oldest();
         // Deaths come first: they are the cause, and the reports of other ranks are the consequence.
@@ -276,9 +276,9 @@ impl FailureMonitor {
         None
     }
 
-    /// Judges faults while this rank leaves. A lost rank ends the shutdown comparison without an error; only
+    /// Evaluates faults while this rank leaves. A lost rank ends the shutdown comparison without an error; only
     /// mismatched calls are an error.
-    fn judge_leaving(&mut self, facts: &Facts, pending: &Pending) -> Option<Verdict> {
+    fn evaluate_leaving(&mut self, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         let end = |rank: usize, report: Option<String>| {
             let reason = format!("{} has left or is lost", self.names.describe(rank));
             Verdict::EndLeaveCall { reason, report }
@@ -328,8 +328,8 @@ impl FailureMonitor {
         let reports_me = report.is_some_and(|abort| report::lost_rank(&abort.report) == Some(self.names.me));
         let answered = |&to: &usize| {
             let to_facts = &facts.ranks[to];
-            let is_gone = matches!(to_facts.liveness, Liveness::Left | Liveness::Lost { .. });
-            departs(to, facts) || is_gone || to_facts.abort.is_some()
+            let has_ended = matches!(to_facts.liveness, Liveness::Left | Liveness::Lost { .. });
+            departs(to, facts) || has_ended || to_facts.abort.is_some()
         };
         reports_me && !pending.messages.unconfirmed.iter().all(answered)
     }
@@ -366,7 +366,7 @@ impl FailureMonitor {
         }
     }
 
-    /// Judges the departure of a rank that the pending operation `what` needs.
+    /// Evaluates the departure of a rank that the pending operation `what` needs.
     fn needed_rank_left(
         &mut self,
         now: Instant,
@@ -495,7 +495,7 @@ impl FailureMonitor {
         Some(Failure::verdict(error_text::device_timeout(&self.names, call)))
     }
 
-    /// Judges receives from ranks that have left. Within a node all messages of a rank are visible before its
+    /// Evaluates receives from ranks that have left. Within a node all messages of a rank are visible before its
     /// departure. Between nodes messages use another connection, which ends with a marker.
     fn check_departed(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         if pending.call.is_some() {

@@ -1,4 +1,4 @@
-//! Operations that wait, as the failure monitor judges them. Plain data.
+//! Operations that wait, as the failure monitor evaluates them. Plain data.
 
 use std::time::{Duration, Instant};
 
