@@ -137,7 +137,7 @@ impl Translated {
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid value, or a value that contradicts the replacement.
-    pub(super) fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    pub(super) fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let mut translated = Self::default();
         for deprecated in DEPRECATED {
             let DeprecatedSetting { name, replacement, .. } = *deprecated;
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn warning_names_the_replacement_and_its_value() {
         let warnings = |pairs: &[(&str, &str)]| -> Vec<String> {
-            Translated::read(lookup(pairs)).unwrap().warnings().collect()
+            Translated::read(&lookup(pairs)).unwrap().warnings().collect()
         };
         assert_eq!(
             warnings(&[("SMDDP_SHM", "0"), ("SMDDP_REQUIRE", "efa")]),

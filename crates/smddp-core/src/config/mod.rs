@@ -43,7 +43,10 @@ impl Setting {
     /// Returns the value that this name or a deprecated one has in the environment, if it is not empty.
     pub fn environment_value(&self) -> Option<String> {
         let get = |name: &str| from_environment(name).filter(|value| !value.trim().is_empty());
-        Translated::read(get).ok().and_then(|translated| translated.get(self.name)).or_else(|| get(self.name))
+        Translated::read(&get)
+            .ok()
+            .and_then(|translated| translated.get(self.name))
+            .or_else(|| get(self.name))
     }
 }
 
@@ -78,7 +81,7 @@ macro_rules! settings {
         }
 
         impl Config {
-            fn read_table(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+            fn read_table(get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
                 Ok(Self {
                     $($field: {
                         let value = get(stringify!($name));
@@ -202,7 +205,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    fn read(get: impl Fn(&str) -> Option<String>) -> Self {
+    fn read(get: &dyn Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str| get(name)?.trim().parse::<u32>().ok().map(|number| number as usize);
         Self {
             rank: get("RANK"),
@@ -228,7 +231,7 @@ impl Config {
         static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
         CONFIG
             .get_or_init(|| {
-                let (config, deprecated) = Config::read_with_warnings(from_environment)?;
+                let (config, deprecated) = Config::read_with_warnings(&from_environment)?;
                 log::open(config.debug, config.debug_file.clone(), config.launch.rank.clone());
                 let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
                 deprecated.iter().chain(&unknown_names(names)).for_each(|text| log::say(Level::Warn, text));
@@ -285,18 +288,18 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] for an invalid value, or for values that contradict each other.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
-        Ok(Self::read_with_warnings(lookup)?.0)
+        Ok(Self::read_with_warnings(&lookup)?.0)
     }
 
     /// Reads settings, and returns a warning for each deprecated name in use.
-    fn read_with_warnings(lookup: impl Fn(&str) -> Option<String>) -> Result<(Config, Vec<String>)> {
+    fn read_with_warnings(lookup: &dyn Fn(&str) -> Option<String>) -> Result<(Config, Vec<String>)> {
         let set = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
-        let translated = Translated::read(set)?;
+        let translated = Translated::read(&set)?;
         let get = |name: &str| translated.get(name).or_else(|| set(name));
-        let mut config = Self::read_table(get)?;
+        let mut config = Self::read_table(&get)?;
         if config.interface.value.is_none() {
             // Names that other libraries use are accepted, too.
-            config.interface = InterfaceFilter::first(&lookup);
+            config.interface = InterfaceFilter::first(lookup);
         }
         if config.segment.is_some_and(|bytes| bytes > config.staging) {
             let want = format!("expected at most SMDDP_STAGING_BYTES, which is {} bytes", config.staging);

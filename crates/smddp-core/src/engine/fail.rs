@@ -219,6 +219,8 @@ impl Engine {
     /// Releases the callers' memory and empties the queues.
     fn end_all(&mut self, now: Instant) {
         self.group.release_user_buffers();
+        // A failed group is no longer checked.
+        self.next_check = None;
         let works = &mut self.ended.get_or_insert_default().works;
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);

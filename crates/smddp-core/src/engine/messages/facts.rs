@@ -40,8 +40,9 @@ impl MessageQueues {
     }
 
     /// Ends these messages, which have not begun, with their errors.
-    pub(crate) fn end_expired(&mut self, errors: Vec<(u64, Error)>) {
-        let mut errors: BTreeMap<u64, Error> = errors.into_iter().collect();
+    pub(crate) fn end_expired(&mut self, ended: Vec<(u64, Error)>) {
+        let mut errors = BTreeMap::new();
+        errors.extend(ended);
         let is_ended = |active: &Active| active.stream.is_none() && errors.contains_key(&active.seq);
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| is_ended(send)).collect();
         self.waiting.retain(|_, by_tag| {
