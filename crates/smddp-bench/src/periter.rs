@@ -45,7 +45,7 @@ impl PerIter {
         let times: Vec<f64> =
             (0..iterations).map(|i| own.iter().map(|times| times[i]).fold(0.0, f64::max)).collect();
         let mut counted = times[skip.min(times.len())..].to_vec();
-        counted.sort_by(f64::total_cmp);
+        counted.sort_unstable_by(f64::total_cmp);
         let n = counted.len().max(1) as f64;
         let average = counted.iter().sum::<f64>() / n;
         let variance = counted.iter().map(|t| (t - average).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);

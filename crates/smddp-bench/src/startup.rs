@@ -75,7 +75,7 @@ fn print(group: &BenchGroup, mine: &[f64; FIGURES.len()]) -> Result<()> {
         writeln!(out, "# {:<34} {:>10} {:>10} {:>10}", "per rank", "minimum", "median", "maximum")?;
         for (column, (name, digits)) in FIGURES.iter().enumerate() {
             let mut of: Vec<f64> = figures.iter().skip(column).step_by(FIGURES.len()).copied().collect();
-            of.sort_by(f64::total_cmp);
+            of.sort_unstable_by(f64::total_cmp);
             let [minimum, median, maximum] = [of[0], of[of.len() / 2], of[of.len() - 1]];
             writeln!(out, "  {name:<34} {minimum:>10.digits$} {median:>10.digits$} {maximum:>10.digits$}")?;
         }

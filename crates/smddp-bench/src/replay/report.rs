@@ -283,7 +283,7 @@ fn row(group: &GroupPlan, spec: &Spec, calls: &BTreeMap<u64, [Call; 2]>, predict
 }
 
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
-    seconds.sort_by(f64::total_cmp);
+    seconds.sort_unstable_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).map(|seconds| seconds * 1e6)
 }
 

@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn settings_page_matches_the_table() {
         let mut settings: Vec<&Setting> = SETTINGS.iter().collect();
-        settings.sort_by_key(|setting| setting.name);
+        settings.sort_unstable_by_key(|setting| setting.name);
         let row = |setting: &&Setting| {
             let default = if setting.default.is_empty() { "-" } else { setting.default };
             format!("| `{}` | `{default}` | {} |\n", setting.name, setting.description.replace('|', "\\|"))

@@ -34,7 +34,7 @@ impl SplitRequest {
 fn members(requests: &[SplitRequest], color: Option<i64>) -> Vec<usize> {
     let mut members: Vec<usize> =
         (0..requests.len()).filter(|&rank| color.is_some() && requests[rank].color == color).collect();
-    members.sort_by_key(|&rank| (requests[rank].key, rank));
+    members.sort_unstable_by_key(|&rank| (requests[rank].key, rank));
     members
 }
 

@@ -138,7 +138,7 @@ impl RemoteChannels {
                 also.push((since, found));
             }
         }
-        also.sort_by_key(|(since, _)| *since);
+        also.sort_unstable_by_key(|(since, broken)| (*since, broken.peer));
         broken.extend(also.into_iter().map(|(_, found)| found));
         broken
     }

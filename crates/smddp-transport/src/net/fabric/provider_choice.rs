@@ -143,7 +143,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Prov
     // One entry per device: the first is the library's preferred one.
     let mut seen = HashSet::new();
     chosen.retain(|(_, info)| seen.insert(info.domain().to_owned()));
-    chosen.sort_by_key(|(at, info)| (info.pci(), *at));
+    chosen.sort_unstable_by_key(|(at, info)| (info.pci(), *at));
     if let Some((local, ranks)) = settings.local.filter(|_| first == "efa") {
         let all = chosen.len();
         chosen = share(all, local, ranks).map(|i| chosen[i]).collect();

@@ -16,7 +16,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         interface.addresses.extend(entry.address);
     }
     let mut interfaces: Vec<Interface> = by_name.into_values().collect();
-    interfaces.sort_by_key(|i| i.index);
+    interfaces.sort_unstable_by_key(|i| i.index);
     Ok(interfaces)
 }
 

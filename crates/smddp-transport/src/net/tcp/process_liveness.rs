@@ -208,7 +208,7 @@ impl ProcessLiveness {
             _ => None,
         };
         let mut lost: Vec<_> = self.peers.iter().enumerate().filter_map(lost).collect();
-        lost.sort_by_key(|(at, _)| *at);
+        lost.sort_unstable_by_key(|(at, broken)| (*at, broken.peer));
         lost.into_iter().map(|(_, broken)| broken).collect()
     }
 
