@@ -40,6 +40,6 @@ def nodes_are_the_hosts():
     nodes = dist.group.WORLD.communicator.nodes()
     assert [hosts.index(host) for host in hosts] == [nodes.index(node) for node in nodes], (hosts, nodes)
     ways = " ".join(smddp.paths().values())
-    wanted = "fabric tcp;ofi_rxm" if os.environ.get("SMDDP_TRANSPORT") == "fabric" else "tcp eth0 10.77.0."
+    wanted = "fabric tcp;ofi_rxm" if os.environ.get("SMDDP_TRANSPORT", "").startswith("fabric") else "tcp eth0 10.77.0."
     assert wanted in ways and "eth0" in ways, ways
     assert ("shm + " in ways) == (len(set(nodes)) < len(nodes)), ways

@@ -31,8 +31,7 @@ pub enum Outgoing {
 /// One rank's end of a communicator.
 ///
 /// Messages pass through the *slots* of channels: a writer fills its next slot and publishes it, a reader reads it in place and
-/// releases it. `abort` (50 ms) and `leave` may block. All other methods return at
-/// once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
+/// releases it. `leave` may block. All other methods return at once: `None` or `false` means "not yet", and the only error is a mismatched call. A group has one owner at a time.
 pub struct Group {
     info: Arc<GroupInfo>,
     pub(super) routes: Arc<Routes>,
@@ -233,7 +232,7 @@ impl Group {
     }
 
     /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes. Does not
-    /// wait: call [`Self::poll_network`] until [`Self::is_abort_flushed`].
+    /// wait: call [`Self::poll`] until [`Self::is_abort_flushed`].
     pub fn abort(&mut self, reason: &str) {
         self.local.abort(reason);
         if let Some(remote) = &mut self.remote {

@@ -254,7 +254,7 @@ impl IncomingConnections {
                 }
                 Stage::Query(query) => {
                     let mut more = [0; MAX_QUERY_BYTES];
-                    match read(&*connection.socket, &mut more[query.len()..]) {
+                    match read(&*connection.socket, &mut more[..MAX_QUERY_BYTES - query.len()]) {
                         Ok(None) => return self.keep(connection, now),
                         Ok(Some(bytes @ 1..)) => query.extend(&more[..bytes]),
                         _ => return,
@@ -291,7 +291,7 @@ impl IncomingConnections {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -330,6 +330,38 @@ mod tests {
 
     fn is_closed(mut peer: &UnixStream) -> bool {
         matches!(peer.read(&mut [0]), Ok(0))
+    }
+
+    /// Answers queries of three bytes with their numbers.
+    struct Numbers;
+
+    impl IncomingHost for Numbers {
+        fn first_stage(&self) -> Stage {
+            Stage::Query(Vec::new())
+        }
+        fn name(&self, _: BorrowedFd<'_>) -> String {
+            String::new()
+        }
+        fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
+            Ok((query.len() == 3).then(|| format!("{query:?}")))
+        }
+        fn resource_error(&self, error: &io::Error) -> String {
+            error.to_string()
+        }
+    }
+
+    #[test]
+    fn query_that_arrives_in_parts_is_answered() {
+        let listener = CloseOnFork::new(File::open("/dev/null").unwrap().into());
+        let (mut connections, now) = (IncomingConnections::new(listener, Numbers), Instant::now());
+        let mut peer = connect(&mut connections, now);
+        for byte in [7, 8, 9] {
+            peer.write_all(&[byte]).unwrap();
+            connections.serve_ready([false, true].into_iter(), now);
+        }
+        let mut reply = String::new();
+        peer.read_to_string(&mut reply).unwrap();
+        assert_eq!(reply, "[7, 8, 9]");
     }
 
     #[test]

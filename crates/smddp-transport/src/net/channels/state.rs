@@ -146,8 +146,12 @@ impl ChannelState {
     }
 
     pub(super) fn data_target(&mut self, peer: usize, frame: &Frame) -> Target {
-        self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
-        self.peers[peer].newest = Some(CallFingerprint { call: frame.what, count: frame.count });
+        let (begun, known) = (frame.seq.saturating_add(1), &mut self.peers[peer]);
+        // A query may have shown that the rank is further: then this is not its newest operation.
+        if begun >= known.begun {
+            known.begun = begun;
+            known.newest = Some(CallFingerprint { call: frame.what, count: frame.count });
+        }
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Target::Later;
         }

@@ -188,3 +188,14 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         }
     }
 }
+
+#[test]
+fn fingerprint_of_an_older_operation_is_not_that_of_the_newest_one() {
+    let (mut net, _line) = rank_over(line::Shared::new(2, true));
+    // A reply to a query.
+    (net.state.peers[1].begun, net.state.peers[1].newest) = (7, None);
+    for (seq, what, newest) in [(5, 3, None), (6, 4, Some(CallFingerprint { call: 4, count: 0 }))] {
+        net.state.data_target(1, &Frame { what, ..Frame::new(Kind::Data, seq) });
+        assert_eq!(net.fingerprint_of(1, 6), newest, "after data of operation {seq}");
+    }
+}
