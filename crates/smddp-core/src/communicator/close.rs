@@ -120,7 +120,10 @@ impl Communicator {
         engine.group.leave();
         lock(&state.handles).clear();
         engine.drop_devices();
-        let _ = engine.release_unregistered();
+        if engine.release_unregistered() {
+            // A call that another thread submitted meanwhile ends with the error.
+            state.start_progress();
+        }
     }
 
     /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.

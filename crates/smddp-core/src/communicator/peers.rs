@@ -2,17 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_transport::Facts;
+use smddp_transport::{Facts, fork};
 
 use super::Communicator;
+use crate::engine::Command;
 use crate::error::Error;
 use crate::failure::error_text;
 use crate::failure::report;
 use crate::observe::recorder::query_key;
+use crate::sync::ownership::Submitted;
 
 /// Time limit of a query outside of an operation.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval between two looks for replies.
+/// Interval between two polls for replies.
 const QUERY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Communicator {
@@ -57,11 +59,17 @@ impl Communicator {
     /// Queries the first of `ranks` for their activity: "rank 1 (host h1, pid 812) is in no call of this group, at
     /// train.py:88 in step". Takes a few seconds if one of them is stopped.
     pub(crate) fn doing(&self, ranks: &[usize]) -> Vec<String> {
+        if self.0.forks != fork::generation() {
+            return Vec::new();
+        }
         let ranks = &ranks[..ranks.len().min(error_text::MAX_QUERIED)];
         let (begun, mut facts, mut is_started) = (Instant::now(), Facts::default(), false);
         loop {
             let now = Instant::now();
             if let Some(mut engine) = self.0.try_own() {
+                if !is_started && engine.facts.is_querying {
+                    return Vec::new();
+                }
                 let mut health = engine.group.health();
                 if !std::mem::replace(&mut is_started, true) {
                     health.start_query(ranks, |rank| query_key(&self.0.name, rank), now);
@@ -74,7 +82,12 @@ impl Communicator {
                     };
                     return ranks.iter().map(activity).collect();
                 }
-            } else if !is_started || now.duration_since(begun) >= QUERY_TIMEOUT {
+            } else if !is_started {
+                return Vec::new();
+            } else if now.duration_since(begun) >= QUERY_TIMEOUT {
+                if self.0.engine.submit(|| Command::CancelQuery) == Submitted::Orphaned {
+                    self.0.start_progress();
+                }
                 return Vec::new();
             }
             // The engine is free meanwhile.
@@ -84,6 +97,9 @@ impl Communicator {
 
     /// Returns the ranks known to have begun the newest collective started here, including this rank.
     pub fn arrived(&self) -> Vec<usize> {
+        if self.0.forks != fork::generation() {
+            return vec![self.0.rank];
+        }
         let Some(mut engine) = self.0.try_own() else { return vec![self.0.rank] };
         let Some(newest) = engine.next.checked_sub(1) else { return (0..self.0.size).collect() };
         let mut facts = Facts::default();

@@ -66,6 +66,12 @@ impl Engine {
         health.observe(now, seq, &mut self.facts);
     }
 
+    /// Ends a query in progress.
+    pub(super) fn cancel_query(&mut self) {
+        self.facts.is_querying = false;
+        self.group.health().cancel_query();
+    }
+
     fn apply_verdict(&mut self, verdict: Verdict, now: Instant) -> Result<(), Error> {
         self.next_check = None;
         match verdict {

@@ -151,17 +151,20 @@ impl Engine {
         self.recorder.failed(&error.to_string());
         self.phase = Phase::Failing { flush_until: now + FLUSH_TIME };
         // Before the report: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
-        self.end_all(now);
+        self.end_all();
         self.group.abort(
             &forwarded_report
                 .map_or_else(|| report::own(self.group.info().rank, error), |(_, report)| report),
         );
+        // After the report: a rank of this node whose streams are released looks for it.
+        self.start_releasing(now);
         self.flush_report(now);
     }
 
     /// Ends the group without polling it: the transport panicked.
     pub(crate) fn abandon(&mut self, now: Instant) {
-        self.end_all(now);
+        self.end_all();
+        self.start_releasing(now);
         self.phase = Phase::Failed;
     }
 
@@ -171,7 +174,10 @@ impl Engine {
             _ if !self.is_running() => {}
             Error::Closed { reason, .. } if reason == DESTROYED => match self.has_calls() {
                 true => self.depart(error, now),
-                false => self.phase = Phase::Closed,
+                false => {
+                    self.next_check = None;
+                    self.phase = Phase::Closed;
+                }
             },
             // The reason of an abort whose command follows.
             _ => self.fail(error, now),
@@ -184,7 +190,8 @@ impl Engine {
         // A call that was submitted while the group failed.
         let had_calls = self.has_calls();
         if had_calls {
-            self.end_all(now);
+            self.end_all();
+            self.start_releasing(now);
         }
         self.keep_releasing(now);
         // Frames that notify the other ranks may still be queued, and only polls send them.
@@ -217,7 +224,7 @@ impl Engine {
     }
 
     /// Releases the callers' memory and empties the queues.
-    fn end_all(&mut self, now: Instant) {
+    fn end_all(&mut self) {
         self.group.release_user_buffers();
         // A failed group is no longer checked.
         self.next_check = None;
@@ -229,6 +236,10 @@ impl Engine {
         works.extend(self.messages.end_all());
         works.extend(self.enqueued.drain(..).filter_map(|enqueued| enqueued.work));
         self.detaching.clear();
+    }
+
+    /// Starts to release the streams of all devices.
+    fn start_releasing(&mut self, now: Instant) {
         if !self.sites.is_empty() {
             self.release_started.get_or_insert(now);
             self.keep_releasing(now);

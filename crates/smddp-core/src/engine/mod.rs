@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Request(Request),
     /// Release of the buffers of a collective whose caller was interrupted.
     Detach(Arc<Completion>),
+    /// End of a query that its thread no longer continues.
+    CancelQuery,
     /// End of the group with this error, reported to the other ranks.
     Abort(Error),
     /// End of the group because this rank closes it.
@@ -90,7 +92,7 @@ pub(crate) struct Engine {
     cause_text: Option<String>,
     pub(crate) names: GroupNames,
     /// State of the other ranks at the last check.
-    facts: Facts,
+    pub(crate) facts: Facts,
     monitor: FailureMonitor,
     /// Time at which the monitor requested the next check.
     next_check: Option<Instant>,
@@ -224,6 +226,8 @@ impl Engine {
             Command::Site(site) => self.sites.push(*site),
             Command::Request(request) => self.messages.post(request),
             Command::Detach(work) => self.detaching.push(work),
+            Command::CancelQuery if self.facts.is_querying => {}
+            Command::CancelQuery => self.cancel_query(),
             Command::Abort(error) => self.fail(&error, Instant::now()),
             Command::Close(error) => self.close(&error, Instant::now()),
         }

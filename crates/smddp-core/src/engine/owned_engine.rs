@@ -103,6 +103,10 @@ impl Drop for OwnedEngine<'_> {
         if !engine.is_running() {
             self.handover.ended = engine.take_ended();
         }
+        if engine.facts.is_querying && !(engine.is_running() && engine.has_calls()) {
+            // No later check continues or ends the query.
+            engine.cancel_query();
+        }
     }
 }
 

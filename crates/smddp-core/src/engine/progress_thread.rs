@@ -158,6 +158,7 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
             // Commands that arrived meanwhile are progress: the next poll takes them.
             let has_commands = engine.release_unregistered();
             moved |= has_commands;
+            has_pending |= has_commands;
             pending || has_commands
         });
         if moved {

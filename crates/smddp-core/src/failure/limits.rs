@@ -22,7 +22,7 @@ pub(crate) struct Limits {
     pub(crate) hearsay: Duration,
     /// Interval between two observations while the monitor waits for a report.
     pub(crate) poll: Duration,
-    /// Interval between two observations during a query. Replies end a sleep earlier.
+    /// Interval between two observations during a query.
     pub(crate) query_poll: Duration,
 }
 

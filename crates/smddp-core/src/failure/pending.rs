@@ -109,7 +109,8 @@ impl Pending {
 
     /// Returns the messages with a rank that has left or leaves.
     pub(crate) fn with(&self, rank: usize) -> Option<&PeerMessages> {
-        self.messages.departed.iter().find(|messages| messages.rank == rank)
+        let departed = &self.messages.departed;
+        Some(&departed[departed.binary_search_by_key(&rank, |messages| messages.rank).ok()?])
     }
 
     pub(crate) fn is_leaving(&self) -> bool {

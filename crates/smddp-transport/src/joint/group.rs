@@ -255,7 +255,6 @@ impl Group {
 
     /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
     pub fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        self.local_queries.queries.iter().for_each(|(_, query)| query.wait_sources(fds));
         self.remote.as_ref().is_none_or(|remote| remote.net.wait_sources(fds))
     }
 

@@ -323,13 +323,15 @@ impl RemoteChannels {
 
     pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.liveness.iter().for_each(|liveness| liveness.wait_sources(fds));
-        self.query.iter().for_each(|query| query.wait_sources(fds));
         self.wire.wait_sources(fds)
     }
 
     pub(crate) fn unacknowledged(&self) -> Vec<(usize, u32)> {
         let packet = |rank| Some((rank, self.wire.connection_stats(rank).unacknowledged_packet?));
-        (0..self.state.peers.len()).filter_map(packet).collect()
+        (0..self.state.peers.len())
+            .filter(|&rank| self.state.peers[rank].contacted)
+            .filter_map(packet)
+            .collect()
     }
 
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {

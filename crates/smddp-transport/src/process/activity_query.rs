@@ -1,7 +1,6 @@
 //! Query of the activity of a process of this node, without blocking.
 
 use std::io::{self, ErrorKind, IoSlice, Read};
-use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -57,11 +56,6 @@ impl ActivityQuery {
             Ok(Some(_)) => Some("does not report its activity".to_owned()),
             Ok(None) | Err(_) => Some("does not reply (stopped, or without CPU time?)".to_owned()),
         }
-    }
-
-    /// Adds the descriptor of the connection, with its poll events.
-    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) {
-        fds.extend(self.stream.iter().map(|stream| (stream.as_raw_fd(), libc::POLLIN)));
     }
 
     /// Returns the reply once it is complete.

@@ -14,7 +14,7 @@ impl MessageQueues {
     /// Returns the messages with `rank`, which has left or leaves.
     pub(crate) fn with_peer(&mut self, rank: usize, group: &mut Group, name: &str) -> PeerMessages {
         let unexpected = self.first_unexpected(rank, group);
-        let awaited = self.awaited_sources().contains(&rank);
+        let awaited = self.waiting.contains_key(&Some(rank));
         let wrong_tag = self.wrong_tag_error(rank, group, name);
         PeerMessages { rank, needed: self.needs(rank), awaited, unexpected, wrong_tag }
     }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{self, PollFd, PollFlags, Timespec};
@@ -153,11 +152,6 @@ impl StragglerQuery {
     /// Returns true if no query and no result is left.
     pub(crate) fn is_finished(&self) -> bool {
         self.waiting.is_empty() && self.queries.is_empty() && self.results.is_empty()
-    }
-
-    /// Adds the descriptors, with their poll events, of the queries in progress.
-    pub(crate) fn wait_sources(&self, fds: &mut Vec<(RawFd, i16)>) {
-        fds.extend(self.queries.iter().map(|query| (query.dial.socket.as_raw_fd(), query.dial.events())));
     }
 
     fn start_queries(&mut self, now: Instant) {
