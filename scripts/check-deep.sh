@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What takes longer than a test may: loom's models of the shared words, and libFuzzer over everything that comes from outside.
+# Checks that take longer than a test may: loom's models of shared memory, ownership of the engine, abort and the job gate, and libFuzzer
+# over all input from outside.
 #
-#   FUZZ_SECONDS=60   for each target        FUZZ_TARGETS="tcp shm"   instead of all
+#   FUZZ_SECONDS=60   seconds for each target        FUZZ_TARGETS="tcp shm"   targets, instead of all
 #
-# What a run of a target finds on its way is kept in fuzz/grown; an input that fails lies in fuzz/artifacts, and
-# `cargo +nightly fuzz run --fuzz-dir fuzz TARGET FILE` runs it again.
+# New inputs that reach more code are kept in fuzz/grown, failing inputs in fuzz/artifacts.
+# `cargo +nightly fuzz run --fuzz-dir fuzz TARGET FILE` runs one again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${FUZZ_SECONDS:-60}
@@ -21,7 +22,7 @@ if ! command -v cargo-fuzz >/dev/null 2>&1; then
 fi
 
 echo "== models"
-# The longest of them tries some hundred thousand orders.
+# The longest model tries several hundred thousand orders.
 cargo test --quiet --manifest-path models/Cargo.toml
 
 targets=${FUZZ_TARGETS:-$(cargo +nightly fuzz list --fuzz-dir fuzz)}
@@ -32,7 +33,7 @@ for target in $targets; do
     echo "== $target, $seconds s"
     mkdir -p "fuzz/grown/$target" "fuzz/artifacts/$target"
     log=fuzz/artifacts/$target.log
-    # Nothing here waits for anybody: twenty seconds are a hang, whatever else the machine does.
+    # No target waits for another process, so 20 s for one input are a hang, also under load.
     cargo +nightly fuzz run --fuzz-dir fuzz "$target" "fuzz/grown/$target" "fuzz/corpus/$target" -- \
         -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=2048 -print_final_stats=1 \
         >"$log" 2>&1 || failed+=("$target")
@@ -43,7 +44,7 @@ if [ ${#failed[@]} -gt 0 ]; then
     for target in "${failed[@]}"; do
         echo "FOUND by $target:" >&2
         grep -aE 'panicked at|ERROR: |Test unit written' -A1 "fuzz/artifacts/$target.log" | head -12 >&2 ||
-            tail -n 5 "fuzz/artifacts/$target.log" >&2 # not built, say
+            tail -n 5 "fuzz/artifacts/$target.log" >&2 # for example a failed build
     done
     exit 1
 fi

@@ -47,7 +47,7 @@ fn dial(name: &str) -> UnixStream {
 }
 
 /// Returns the beginning of a greeting: magic, version, purpose (the memory), ids and ranks of initiator and responder.
-fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
+fn greeting_start(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     [&magic[..], &version.to_le_bytes(), &[3], &from, &[0], &to, &[0]].concat()
 }
 
@@ -66,9 +66,9 @@ fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// Returns the greeting of an initiator of this version: hello, token name, zeros and nonce.
-fn greeting(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
-    [hello, &mac(token, &[b"smddp name"])[..16], &[0; 33], &[nonce; 32]].concat()
+/// Returns the greeting of an initiator of this version: its beginning, public id of the token, zeros and nonce.
+fn greeting(start: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
+    [start, &mac(token, &[b"smddp name"])[..16], &[0; 33], &[nonce; 32]].concat()
 }
 
 /// Reads the reply to a greeting, checks that it proves the token, and returns the listener's nonce.
@@ -97,14 +97,14 @@ fn is_rejected(stream: &mut UnixStream) -> bool {
     answer.is_empty()
 }
 
-/// Connects two ranks of this process. Returns them with the socket's name, a valid hello to it, and the token.
+/// Connects two ranks of this process. Returns them with the socket's name, the beginning of a valid greeting to it, and the token.
 fn connected_pair() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8>, [u8; 32]) {
     let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, CAP, Vec::new()).unwrap());
     let name = my_sockets().pop().unwrap();
     let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
-    let hello = hello(b"smddp-hs", PROTOCOL, [1; 16], my_id(&rank_infos[0], &name));
+    let start = greeting_start(b"smddp-hs", PROTOCOL, [1; 16], my_id(&rank_infos[0], &name));
     let token = token_of(&rank_infos[0]);
-    (prepared.map(|p| p.connect(rank_infos.clone()).unwrap()), name, hello, token)
+    (prepared.map(|p| p.connect(rank_infos.clone()).unwrap()), name, start, token)
 }
 
 /// Decodes eight bytes from sixteen digits.
@@ -143,15 +143,15 @@ fn wrong_magic_version_or_recipient_gets_no_reply() {
     let name = my_sockets().pop().unwrap();
     let token = token_of(prepared[0].rank_info());
     for bytes in [
-        hello(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
-        hello(b"smddp-hs", PROTOCOL + 7, [1; 16], [2; 16]),
+        greeting_start(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
+        greeting_start(b"smddp-hs", PROTOCOL + 7, [1; 16], [2; 16]),
         // A valid greeting for another process.
-        greeting(&hello(b"smddp-hs", PROTOCOL, [1; 16], [2; 16]), &token, 3),
+        greeting(&greeting_start(b"smddp-hs", PROTOCOL, [1; 16], [2; 16]), &token, 3),
         b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n".to_vec(),
     ] {
         let mut stream = dial(&name);
         stream.write_all(&bytes).unwrap();
-        assert!(is_rejected(&mut stream), "an invalid hello got a reply");
+        assert!(is_rejected(&mut stream), "an invalid greeting got a reply");
     }
     let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     for p in prepared {
@@ -168,7 +168,7 @@ fn version_mismatch_error_contains_both_versions() {
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 128]).unwrap();
-        stream.write_all(&hello(b"smddp-hs", other, id, [0; 16])).unwrap();
+        stream.write_all(&greeting_start(b"smddp-hs", other, id, [0; 16])).unwrap();
     });
     let text = prepared.connect(rank_infos).err().unwrap().to_string();
     answering.join().unwrap();
@@ -203,8 +203,8 @@ fn connection_of_another_user_gets_no_reply() {
         return;
     }
     let _serialized = serialize();
-    let (_groups, name, hello, token) = connected_pair();
-    let bytes = greeting(&hello, &token, 3);
+    let (_groups, name, start, token) = connected_pair();
+    let bytes = greeting(&start, &token, 3);
     // The same bytes from this user get a reply.
     let mut stream = dial(&name);
     stream.write_all(&bytes).unwrap();
@@ -232,14 +232,14 @@ fn connection_of_another_user_gets_no_reply() {
 #[test]
 fn connection_without_the_token_is_rejected_despite_recorded_messages() {
     let _serialized = serialize();
-    let (_groups, name, hello, token) = connected_pair();
+    let (_groups, name, start, token) = connected_pair();
     let mut stream = dial(&name);
-    let mine = greeting(&hello, &token, 3);
+    let mine = greeting(&start, &token, 3);
     stream.write_all(&mine).unwrap();
     let proof = complete_handshake(&mut stream, &token, &mine);
     let other = [7; 32];
-    // Cases: a recorded hello, a whole recorded exchange, another token under its own name and under the right one, no proof.
-    let named = greeting(&hello, &token, 4);
+    // Cases: a recorded greeting, a whole recorded exchange, another token under its own id and under the right one, no proof.
+    let named = greeting(&start, &token, 4);
     let reply_bytes = |greeting: &[u8], proof: &[u8]| {
         let mut stream = dial(&name);
         stream.write_all(&[greeting, proof].concat()).unwrap();
@@ -247,7 +247,7 @@ fn connection_without_the_token_is_rejected_despite_recorded_messages() {
         let _ = stream.read_to_end(&mut all);
         all.len()
     };
-    assert_eq!(reply_bytes(&greeting(&hello, &other, 3), &[]), 0, "an unknown token got a reply");
+    assert_eq!(reply_bytes(&greeting(&start, &other, 3), &[]), 0, "an unknown token got a reply");
     for (greeting, proof) in [
         (&mine, proof.clone()),
         (&named, mac(&other, &[b"smddp caller", &named, &[0; 32]]).to_vec()),
@@ -267,8 +267,8 @@ fn connection_without_the_token_is_rejected_despite_recorded_messages() {
 fn token_of_a_closed_group_is_rejected() {
     let _serialized = serialize();
     let open_group = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let (groups, name, hello, token) = connected_pair();
-    let greeting = greeting(&hello, &token, 3);
+    let (groups, name, start, token) = connected_pair();
+    let greeting = greeting(&start, &token, 3);
     let mut stream = dial(&name);
     stream.write_all(&greeting).unwrap();
     complete_handshake(&mut stream, &token, &greeting);
@@ -311,8 +311,8 @@ fn stat(file: &File) -> String {
 #[test]
 fn incomplete_greetings_do_not_delay_other_connections() {
     let _serialized = serialize();
-    let (_groups, name, hello, token) = connected_pair();
-    let greeting = greeting(&hello, &token, 3);
+    let (_groups, name, start, token) = connected_pair();
+    let greeting = greeting(&start, &token, 3);
     let silent: Vec<UnixStream> = (0..4).map(|_| dial(&name)).collect();
     let halves: Vec<UnixStream> = (0..4)
         .map(|_| {
@@ -338,8 +338,8 @@ fn incomplete_greetings_do_not_delay_other_connections() {
 #[test]
 fn silent_connections_are_evicted_for_a_new_one() {
     let _serialized = serialize();
-    let (_groups, name, hello, token) = connected_pair();
-    let greeting = greeting(&hello, &token, 3);
+    let (_groups, name, start, token) = connected_pair();
+    let greeting = greeting(&start, &token, 3);
     let silent: Vec<UnixStream> = (0..300).map(|_| dial(&name)).collect();
     let mut stream = dial(&name);
     stream.write_all(&greeting).unwrap();
@@ -350,8 +350,8 @@ fn silent_connections_are_evicted_for_a_new_one() {
 #[test]
 fn connections_wait_for_a_free_descriptor_without_busy_polling() {
     let _serialized = serialize();
-    let (_groups, name, hello, token) = connected_pair();
-    let greeting = greeting(&hello, &token, 3);
+    let (_groups, name, start, token) = connected_pair();
+    let greeting = greeting(&start, &token, 3);
     let limit = |soft: libc::rlim_t| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: fills and reads a local structure.
