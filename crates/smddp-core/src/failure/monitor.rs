@@ -1,5 +1,5 @@
-//! The failure monitor: evaluates observations of a group. Returns the error that ends the group, or what to do next:
-//! dead ranks, departed ranks, mismatched calls, expired deadlines.
+//! Failure monitor. It evaluates observations of a group: dead ranks, departed ranks, mismatched calls and expired
+//! deadlines. The result is the next action, or the error that ends the group.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::error::Error;
 
 /// Description of a rank that left the group.
 const LEFT: &str = "left the group (destroyed it or exited) before this operation";
-/// Call by which a rank leaves, as errors name it.
+/// Name of the call by which a rank leaves, in error texts.
 const LEAVING_CALL: &str = "destroy_process_group";
 
 /// Result of an observation.
@@ -77,7 +77,7 @@ pub(crate) struct FailureMonitor {
     state: State,
     /// Error of a transport or a device because of a peer, and the time until which another cause takes precedence.
     transport_error: Option<(Error, Instant)>,
-    /// The active operation, if a rank that aborted the group had completed it, and the time of discovery.
+    /// Sequence number of the active operation, if a rank ended it before it aborted the group, and the time of discovery.
     trailing_since: Option<(u64, Instant)>,
     /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
     /// time of discovery.
@@ -105,7 +105,7 @@ impl FailureMonitor {
         }
     }
 
-    /// Returns true while a transport error awaits its explanation: the failed call must not continue.
+    /// Returns true while the cause of a transport error is unknown: the failed call must not continue.
     pub(crate) fn holds_calls(&self) -> bool {
         self.transport_error.is_some()
     }
@@ -123,8 +123,8 @@ impl FailureMonitor {
         }
     }
 
-    /// Reports an error that a transport or a device had because of a peer. `explained`: the cause is known
-    /// already, if there is another one; otherwise a death report may follow.
+    /// Records an error of a transport or a device because of a peer. `explained`: any other cause is known already.
+    /// Otherwise the monitor waits for a death report.
     pub(crate) fn transport_failed(&mut self, now: Instant, error: Error, explained: bool) {
         let limit = if explained { Duration::ZERO } else { self.limits.death_report };
         self.transport_error.get_or_insert((error, now + limit));
@@ -145,7 +145,7 @@ impl FailureMonitor {
             .or_else(|| {
                 // Continuous message traffic must not keep a collective waiting for a dead rank.
                 let due = !pending.moving || pending.call.is_some() && !pending.advanced;
-                (due || explains).then(|| self.judge(now, facts, pending, pending.moving && !explains))?
+                (due || explains).then(|| self.evaluate_faults(now, facts, pending, pending.moving && !explains))?
             })
             .or_else(|| self.explain(now))
             .or_else(|| self.log_late(now, facts, pending))
@@ -168,14 +168,14 @@ impl FailureMonitor {
         let logs = call.filter(|call| self.logged_late != Some(call.seq));
         let late_log = logs.and_then(|call| call.since.checked_add(limits.late_log));
         let trailing = self.trailing_since.map(|(_, since)| since + limits.abort_report);
-        let undelivered = self.undelivered_since.map(|(.., since)| since + limits.drain_grace);
+        let undelivered = self.undelivered_since.map(|(.., since)| since + limits.departure_grace);
         let deadlines = pending.on_device.iter().chain(call).filter_map(PendingCall::deadline);
         let all = [soon, late_log, trailing, undelivered, pending.messages.deadline];
         all.into_iter().flatten().chain(deadlines).filter(|&due| due > now).min()
     }
 
-    /// Compares the active call with those of the other ranks. In mismatched calls all ranks may be sending only, so
-    /// that none compares the fingerprints it receives.
+    /// Compares the active call with the calls of the other ranks. In mismatched calls, all ranks may only send. Then no
+    /// rank compares received fingerprints.
     fn compare_calls(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         let call = pending.call.filter(|call| call.begun)?;
         let mine = call.fingerprint;
@@ -232,7 +232,7 @@ impl FailureMonitor {
 
     /// Turns faults into the verdict that ends the group, causes before consequences. `moving`: messages still
     /// arrive, perhaps from ranks that have left.
-    fn judge(&mut self, now: Instant, facts: &Facts, pending: &Pending, moving: bool) -> Option<Verdict> {
+    fn evaluate_faults(&mut self, now: Instant, facts: &Facts, pending: &Pending, moving: bool) -> Option<Verdict> {
         for mismatch in &facts.mismatches {
             let call = (mismatch.seq, mismatch.mine, mismatch.found);
             if let Some(verdict) = self.differ(now, call, facts, pending) {
@@ -253,7 +253,7 @@ impl FailureMonitor {
             let how = error_text::with_others(&self.names, reason, &others);
             return Some(self.lost(what, rank, &how, facts));
         }
-        // A report of another rank may be a consequence of this process's own problem, so that comes first.
+        // Unreachable ranks come before reports: the problem of this process may have caused a report of another rank.
         if let Some((rank, reason)) = unreachable(facts) {
             return Some(Failure::verdict(error_text::unreachable(&self.names, &what, rank, reason)));
         }
@@ -334,8 +334,8 @@ impl FailureMonitor {
         reports_me && !pending.messages.unconfirmed.iter().all(answered)
     }
 
-    /// Returns true if the active collective may still complete although a rank aborted the group in a later one:
-    /// its data for this one may be in flight. For at most `Limits::abort_report`.
+    /// Returns true if the active collective may still complete although a rank aborted the group in a later one. Data
+    /// of that rank may be in flight. Returns true for at most `Limits::abort_report`.
     fn may_complete(&mut self, now: Instant, pending: &Pending) -> bool {
         let Some(seq) = pending.call.map(|call| call.seq) else { return false };
         match self.trailing_since {
@@ -348,16 +348,16 @@ impl FailureMonitor {
     }
 
     /// Returns true if a rank left without receiving this rank's data of the active operation. Its final
-    /// acknowledgement may still be in flight, so this waits for `Limits::drain_grace`.
+    /// acknowledgement may still be in flight, so this waits for `Limits::departure_grace`.
     fn abandoned_data(&mut self, now: Instant, rank: usize, facts: &Facts, pending: &Pending) -> bool {
         let Some(seq) = pending.call.map(|call| call.seq).filter(|_| facts.ranks[rank].undelivered) else {
             return false;
         };
         match self.undelivered_since {
             Some((peer, when, since)) if (peer, when) == (rank, seq) => {
-                now.duration_since(since) >= self.limits.drain_grace
+                now.duration_since(since) >= self.limits.departure_grace
             }
-            // One such rank suffices.
+            // The first rank with undelivered data ends the group.
             Some((_, when, _)) if when == seq => false,
             _ => {
                 self.undelivered_since = Some((rank, seq, now));
@@ -381,8 +381,8 @@ impl FailureMonitor {
         }
     }
 
-    /// Waits for messages of a rank that left before operation `what`. It may have sent a message instead, to this
-    /// rank or to another one.
+    /// Waits for messages of a rank that left before operation `what`. The departed rank may have sent a message instead,
+    /// to this rank or to another one.
     fn begin_drain(
         &mut self,
         now: Instant,
@@ -397,8 +397,8 @@ impl FailureMonitor {
         verdict.unwrap_or_else(|| Verdict::Wait { until: self.next_check(now, pending) })
     }
 
-    /// Continues the wait for messages of a departed rank. Returns `None` if there is no such wait, or if the
-    /// operation has ended.
+    /// Continues the wait for messages of a departed rank. Returns `None` without such a wait, or if the operation has
+    /// ended.
     fn drain(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         let State::Draining { rank, ref what, call, since } = self.state else { return None };
         let needed = || pending.with(rank).is_some_and(|messages| messages.needed);
@@ -424,7 +424,7 @@ impl FailureMonitor {
         let limit = match facts.ranks.len() {
             2 if is_drained => Duration::ZERO,
             _ if is_drained => self.limits.abort_report,
-            _ => self.limits.drain_grace,
+            _ => self.limits.departure_grace,
         };
         if now.duration_since(since) < limit {
             let until = (now + self.limits.poll).min(since + limit);
@@ -474,7 +474,7 @@ impl FailureMonitor {
             return Some(verdict);
         }
         // Another rank may have found the cause during the query, which takes time.
-        let cause = self.judge(now, facts, pending, false);
+        let cause = self.evaluate_faults(now, facts, pending, false);
         Some(cause.unwrap_or_else(|| Failure::verdict(error_text::timeout(&self.names, facts, &call))))
     }
 
@@ -533,8 +533,8 @@ impl FailureMonitor {
         if let Some(verdict) = self.query_verdict(step) {
             return Some(verdict);
         }
-        // The query took time, as above.
-        if let Some(verdict) = self.judge(now, facts, pending, false) {
+        // Another rank may have found the cause during the query, which takes time.
+        if let Some(verdict) = self.evaluate_faults(now, facts, pending, false) {
             return Some(verdict);
         }
         let error = |message| error_text::expired(&self.names, facts, message);
@@ -554,7 +554,7 @@ impl FailureMonitor {
         Some(Failure::verdict(Error::Mismatch { what: what.to_owned(), group, rank, detail }))
     }
 
-    /// Returns the same error if another rank reported the departure first.
+    /// Returns the error of [`Self::unreceived`] if another rank reported the departure first.
     fn unreceived_of_lost(
         &self,
         what: &str,
