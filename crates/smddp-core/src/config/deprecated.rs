@@ -1,8 +1,8 @@
 //! Deprecated names of settings. Each one sets the setting that replaces it, with a warning.
 //!
 //! Settings that remain although their use is narrow:
-//! - `SMDDP_SOCKET_FAMILY` corresponds to `NCCL_SOCKET_FAMILY`. All ranks must use one family, but interface names differ
-//!   per host.
+//! - `SMDDP_SOCKET_FAMILY` corresponds to `NCCL_SOCKET_FAMILY`. All ranks must use one family, but interface names
+//!   differ per host.
 //! - `SMDDP_SPIN_US` trades latency for CPU time. The default depends on the ranks of this host, not on other programs.
 //! - `SMDDP_STREAM_BYTES` depends on the cache sizes, like glibc's `x86_non_temporal_threshold`.
 //! - `SMDDP_STRAGGLERS` starts a thread, and works without metrics.

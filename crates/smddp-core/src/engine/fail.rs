@@ -1,6 +1,6 @@
 //! End of a failed group. The owner of the engine first releases the callers' memory, empties the queues and reports to
-//! the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The owner then
-//! releases the engine and completes the calls with the error.
+//! the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The owner
+//! then releases the engine and completes the calls with the error.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -75,7 +75,8 @@ pub(crate) struct FailureMonitor {
     state: State,
     /// Error of a transport or a device because of a peer, and the time until which another cause takes precedence.
     transport_error: Option<(Error, Instant)>,
-    /// Sequence number of the active operation, if a rank ended it before it aborted the group, and the time of discovery.
+    /// Sequence number of the active operation, if a rank ended it before it aborted the group, and the time
+    /// of discovery.
     trailing_since: Option<(u64, Instant)>,
     /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
     /// time of discovery.
@@ -167,8 +168,8 @@ impl FailureMonitor {
         all.into_iter().flatten().chain(deadlines).filter(|&due| due > now).min()
     }
 
-    /// Compares the active call with the calls of the other ranks. In mismatched calls, all ranks may only send. Then no
-    /// rank compares received fingerprints.
+    /// Compares the active call with the calls of the other ranks. In mismatched calls, all ranks may only send. Then
+    /// no rank compares received fingerprints.
     fn compare_calls(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         let call = pending.call.filter(|call| call.begun)?;
         let mine = call.fingerprint;

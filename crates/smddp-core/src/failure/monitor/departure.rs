@@ -28,8 +28,8 @@ impl FailureMonitor {
         }
     }
 
-    /// Waits for messages of a rank that left before operation `what`. The departed rank may have sent a message instead,
-    /// to this rank or to another one.
+    /// Waits for messages of a rank that left before operation `what`. The departed rank may have sent a message
+    /// instead, to this rank or to another one.
     pub(super) fn begin_drain(
         &mut self,
         now: Instant,
