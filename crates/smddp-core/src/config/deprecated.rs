@@ -100,7 +100,7 @@ fn require(value: &str, transport: Option<&str>) -> Translation {
         value.strip_prefix(provider).is_some_and(|rest| rest.is_empty() || rest.starts_with(';'))
     };
     match (value.as_str(), chosen.inter_node, chosen.provider.as_deref()) {
-        // There is no transport between nodes.
+        // The group has no transport between nodes.
         (_, InterNode::Nothing, _) | ("tcp", InterNode::Tcp, _) | ("fabric", InterNode::Fabric, _) => {
             Translation::Unchanged
         }
