@@ -9,10 +9,10 @@ macro_rules! models {
 
             use crate::$over::ownership::{Ownership, Submitted};
 
-            /// Commands executed, and each command's number.
+            /// A group that lists its executed commands. A command is a number.
             type Group = Ownership<UnsafeCell<Vec<u64>>, u64>;
 
-            /// Executes commands until the group is released without any.
+            /// Executes commands until a release leaves none.
             fn progress(group: &Group, checks_again: bool) {
                 while let Some(mut owned) = group.try_own() {
                     let mut commands = Vec::new();

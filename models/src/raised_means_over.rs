@@ -28,7 +28,7 @@ macro_rules! models {
             }
 
             impl Group {
-                /// Executes commands, then moves the pending call.
+                /// Executes commands, then advances the pending call.
                 fn pass(&self, engine: &mut OwnedEngine<'_>) {
                     let mut commands = Vec::new();
                     engine.take_commands(&mut commands);
@@ -61,7 +61,7 @@ macro_rules! models {
                 }
             }
 
-            /// One thread moves the call and another one aborts it; the caller waits for the outcome. `from_flag`:
+            /// One thread advances the call and another one aborts it; the caller waits for the outcome. `from_flag`:
             /// incorrect, takes the outcome from the flag that refuses new calls.
             pub(super) fn aborted_call(from_flag: bool) {
                 crate::model(move || {

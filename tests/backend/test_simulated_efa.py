@@ -20,7 +20,7 @@ QUICK = {
 }
 NOT_ACROSS = ONE_NODE | {"test_half_precision_sums_round_once": "sums across nodes of several ranks round once a level"}
 # Also older devices: without writes, or with a receive buffer per write with immediate data.
-DEVICES = {"": {}, "reads": {"FAKE_EFA_EMULATED_WRITE": "1"}, "takes": {"FAKE_EFA_TAKES": "1"}}
+DEVICES = {"": {}, "reads": {"FAKE_EFA_EMULATED_WRITE": "1"}, "takes": {"FAKE_EFA_DATA_CONSUMES_BUFFER": "1"}}
 
 
 def _cases() -> list:

@@ -168,7 +168,7 @@ pub unsafe extern "C" fn fi_getinfo(
 ) -> c_int {
     *found = null_mut();
     let simulation = Simulation::selected();
-    if simulation.get(knob::RUDE) == 1 {
+    if simulation.get(knob::CHANGES_PROCESS_STATE) == 1 {
         change_process_state();
     }
     if version > fi_version() {

@@ -4,32 +4,38 @@
 pub const VERSION: u64 = 0;
 /// Number of devices.
 pub const DEVICES: u64 = 1;
-/// 1: writes are emulated.
+/// Set to 1 to emulate writes.
 pub const EMULATED_WRITE: u64 = 2;
-/// 1: the provider supports no endpoint options.
+/// Set to 1 for a provider without endpoint options.
 pub const NO_OPTIONS: u64 = 3;
 /// Number of open objects. Read-only.
 pub const OPEN: u64 = 4;
 /// Bit set of the endpoint options that were set, by option number. Read-only.
 pub const OPTIONS: u64 = 5;
-/// Numbers of inserted addresses, posted receive buffers and registered memory regions. Read-only.
+/// Number of inserted addresses. Read-only.
 pub const INSERTED: u64 = 6;
+/// Number of posted receive buffers. Read-only.
 pub const POSTED: u64 = 7;
+/// Number of registered memory regions. Read-only.
 pub const REGIONS: u64 = 8;
 /// Number of violations of EFA's rules. Read-only.
-pub const WRONG: u64 = 9;
-/// 1: the immediate data of a write consumes a receive buffer of its target, as on older devices.
-pub const TAKES: u64 = 10;
-/// 1: `fi_getinfo` installs a handler of SIGSTKFLT and flushes denormal numbers.
-pub const RUDE: u64 = 11;
+pub const VIOLATIONS: u64 = 9;
+/// Set to 1 for older devices: the immediate data of a write consumes a receive buffer of its target.
+pub const DATA_CONSUMES_BUFFER: u64 = 10;
+/// Set to 1 for a library that changes process state: `fi_getinfo` installs a handler of SIGSTKFLT and flushes denormal
+/// numbers.
+pub const CHANGES_PROCESS_STATE: u64 = 11;
 /// Seed of the random numbers. Without one, they differ between runs.
 pub const SEED: u64 = 12;
-/// Bytes of the largest message and of the largest read or write; 0: the default.
+/// Bytes of the largest message; 0: the default.
 pub const MESSAGE: u64 = 13;
+/// Bytes of the largest read or write; 0: the default.
 pub const ONE_SIDED: u64 = 14;
-/// Maximum numbers of pending operations, of posted receive buffers and of unread completions per endpoint; 0: the default.
+/// Maximum number of pending operations per endpoint; 0: the default.
 pub const OPERATIONS: u64 = 15;
+/// Maximum number of posted receive buffers per endpoint; 0: the default.
 pub const RECEIVES: u64 = 16;
+/// Maximum number of unread completions per endpoint; 0: the default.
 pub const COMPLETIONS: u64 = 17;
 /// Bit set of the rules that are switched off, see [`Rule::bit`].
 pub const WITHOUT: u64 = 18;
@@ -41,10 +47,10 @@ pub const COUNT: usize = 20;
 
 /// Environment variables of the initial values of fabric 0.
 pub const VARIABLES: [(u64, &str); 5] = [
-    (RUDE, "FAKE_EFA_RUDE"),
+    (CHANGES_PROCESS_STATE, "FAKE_EFA_CHANGES_PROCESS_STATE"),
     (DEVICES, "FAKE_EFA_DEVICES"),
     (EMULATED_WRITE, "FAKE_EFA_EMULATED_WRITE"),
-    (TAKES, "FAKE_EFA_TAKES"),
+    (DATA_CONSUMES_BUFFER, "FAKE_EFA_DATA_CONSUMES_BUFFER"),
     (SEED, "FAKE_EFA_SEED"),
 ];
 

@@ -7,6 +7,7 @@ use crate::knob::{self, Rule};
 /// Number of violations that a fabric reports on standard error. A program may repeat a violation without end.
 const REPORTS: u64 = 20;
 
+/// Values of a fabric's knobs, by knob number.
 pub struct Knobs([AtomicU64; knob::COUNT]);
 
 impl Knobs {
@@ -48,7 +49,7 @@ impl Knobs {
     /// Counts and reports a violation.
     pub fn violation(&self, rule: Rule, description: &str) {
         self.mark(knob::VIOLATED, rule.bit());
-        if self.add(knob::WRONG, 1) < REPORTS {
+        if self.add(knob::VIOLATIONS, 1) < REPORTS {
             eprintln!("fake EFA: {description}");
         }
     }

@@ -80,6 +80,7 @@ impl Arrival<'_> {
     }
 }
 
+/// State of an open endpoint.
 pub struct Port {
     knobs: &'static Knobs,
     pub number: u64,
@@ -123,7 +124,7 @@ impl Port {
             operations: knobs.limit(knob::OPERATIONS, OPERATIONS),
             buffers: knobs.limit(knob::RECEIVES, RECEIVES),
             completions: knobs.limit(knob::COMPLETIONS, usize::MAX),
-            data_consumes_buffer: knobs.get(knob::TAKES) != 0,
+            data_consumes_buffer: knobs.get(knob::DATA_CONSUMES_BUFFER) != 0,
             without: knobs.get(knob::WITHOUT),
         })
     }

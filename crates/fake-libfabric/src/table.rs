@@ -1,5 +1,5 @@
-//! The registered memory and the known peers of a device. The devices of other processes read this table with
-//! `process_vm_readv`, as a real device checks an access at its peer's device without the peer's program.
+//! Registered memory and known peers of a device. The devices of other processes read this table with
+//! `process_vm_readv`. So a device checks an access without the program of its peer, as real hardware does.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::AtomicU64;
@@ -89,13 +89,13 @@ unsafe extern "C" {
     -> isize;
 }
 
-/// Copies bytes from or into a process, which is this one if `own` is set. Returns false if the memory or the process does not
-/// exist. Memory of this process must exist.
+/// Copies bytes from or into a process. `own`: it is this process, whose memory must exist. Returns false if the memory
+/// or the process does not exist.
 pub fn copy((process, own): (i32, bool), here: *mut u8, there: u64, bytes: usize, write: bool) -> bool {
     let (here, there) = (Range { at: here, bytes }, Range { at: there as *mut u8, bytes });
     if own {
         let (from, to) = if write { (here, there) } else { (there, here) };
-        // The two may be the same bytes.
+        // The ranges may overlap.
         unsafe { std::ptr::copy(from.at, to.at, bytes) };
         return true;
     }

@@ -1,5 +1,5 @@
-//! What several crates use: fork detection, sockets that a forked child does not keep, locks, threads, random bytes
-//! and texts for the log.
+//! Shared utilities: fork detection, sockets that a forked child does not keep, locks, threads, random bytes and log
+//! texts.
 #![warn(missing_docs)]
 
 mod close_on_fork;

@@ -1,4 +1,4 @@
-//! Random bytes and bit mixing.
+//! Random bytes.
 
 /// Returns random bytes of the operating system. Zeros if it has none: on Linux only before its generator is seeded.
 pub fn bytes<const N: usize>() -> [u8; N] {

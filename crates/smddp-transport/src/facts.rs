@@ -10,6 +10,7 @@ use crate::{CallFingerprint, Mismatch};
 pub struct RankFacts {
     /// The rank is on this node.
     pub is_local: bool,
+    /// Last known state of the rank.
     pub liveness: Liveness,
     /// Report with which the rank aborted the group.
     pub abort: Option<AbortReport>,
@@ -20,11 +21,11 @@ pub struct RankFacts {
     pub fingerprint: Option<CallFingerprint>,
     /// The observed operation cannot end without the rank, which is not known to have begun it.
     pub missing: bool,
-    /// The observed operation cannot end before the rank, of another node, has accepted this rank's data.
+    /// Remote ranks only: the observed operation cannot end before the rank has accepted this rank's data.
     pub undelivered: bool,
-    /// The operation in progress waits for data of the rank, of another node, or until it accepts data.
+    /// Remote ranks only: the operation in progress waits for data of the rank, or until the rank accepts data.
     pub awaited: bool,
-    /// The rank, of another node, announces no further messages. Payload of announced messages may still be pending.
+    /// Remote ranks only: the rank announces no further messages. Payload of announced messages may still be pending.
     pub messages_announced: bool,
     /// Last error that the process recorded, and its age; the text names the rank that had it. Filled for ranks that
     /// are not alive.
@@ -38,7 +39,7 @@ pub struct RankFacts {
     pub unacknowledged: Option<u32>,
 }
 
-/// State of a rank, as far as it is known. A loss takes precedence over the other states.
+/// Last known state of a rank. A loss takes precedence over the other states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Liveness {
     #[default]
@@ -55,7 +56,7 @@ pub enum Liveness {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AbortReport {
     pub report: Arc<str>,
-    /// The rank had ended the observed operation before.
+    /// The rank ended the observed operation before it aborted the group.
     pub is_later: bool,
 }
 
@@ -64,7 +65,7 @@ pub struct AbortReport {
 pub enum QueryAnswer {
     /// The process replied.
     Replied,
-    /// The process, of this node, is stopped by a signal or a debugger.
+    /// Local ranks only: a signal or a debugger has stopped the process.
     Stopped,
     /// The host of the process received the query, but the process did not reply.
     ProcessUnresponsive,
@@ -72,7 +73,7 @@ pub enum QueryAnswer {
     HostSilent,
 }
 
-/// Operation `seq`, which needed nothing of the rank, has ended here, and the rank made another call in its place.
+/// Different call of another rank in operation `seq`. The operation did not depend on that rank, and has ended here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallMismatch {
     pub seq: u64,

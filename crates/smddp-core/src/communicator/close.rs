@@ -9,8 +9,9 @@ use smddp_transport::fork::{self, PerProcess};
 
 use super::Communicator;
 use crate::engine::Command;
-use crate::engine::progress_loop::{Limit, Until};
+use crate::engine::progress_loop::Until;
 use crate::engine::shared::{DESTROYED, SharedState};
+use crate::engine::wait_limit::Limit;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::completion::in_handler;

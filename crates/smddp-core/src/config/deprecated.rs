@@ -1,10 +1,11 @@
 //! Deprecated names of settings. Each one sets the setting that replaces it, with a warning.
 //!
-//! These settings have a narrow use and no replacement:
-//! - `SMDDP_SOCKET_FAMILY` corresponds to `NCCL_SOCKET_FAMILY`. Ranks must agree on it; interface names differ per host.
-//! - `SMDDP_SPIN_US` trades latency for CPU time. The default considers the ranks of this host, not other programs.
-//! - `SMDDP_STREAM_BYTES` depends on the size of the caches, as glibc's `x86_non_temporal_threshold`.
-//! - `SMDDP_STRAGGLERS` starts a thread, and needs no metrics.
+//! Settings that remain although their use is narrow:
+//! - `SMDDP_SOCKET_FAMILY` corresponds to `NCCL_SOCKET_FAMILY`. All ranks must use one family, but interface names
+//!   differ per host.
+//! - `SMDDP_SPIN_US` trades latency for CPU time. The default depends on the ranks of this host, not on other programs.
+//! - `SMDDP_STREAM_BYTES` depends on the cache sizes, like glibc's `x86_non_temporal_threshold`.
+//! - `SMDDP_STRAGGLERS` starts a thread, and works without metrics.
 
 use smddp_transport::joint::InterNode;
 
@@ -99,7 +100,7 @@ fn require(value: &str, transport: Option<&str>) -> Translation {
         value.strip_prefix(provider).is_some_and(|rest| rest.is_empty() || rest.starts_with(';'))
     };
     match (value.as_str(), chosen.inter_node, chosen.provider.as_deref()) {
-        // No other node is reached.
+        // The group has no transport between nodes.
         (_, InterNode::Nothing, _) | ("tcp", InterNode::Tcp, _) | ("fabric", InterNode::Fabric, _) => {
             Translation::Unchanged
         }

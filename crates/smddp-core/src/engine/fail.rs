@@ -1,6 +1,6 @@
-//! End of a failed group, in this order: the owner of the engine releases the callers' memory, empties the queues and
-//! reports to the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The
-//! owner then releases the engine and completes the calls with the error.
+//! End of a failed group. The owner of the engine first releases the callers' memory, empties the queues and reports to
+//! the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The owner
+//! then releases the engine and completes the calls with the error.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +40,8 @@ pub(crate) enum Phase {
     Closed,
 }
 
-/// Calls that have left the queues of a failed group. They are completed outside the engine, because that runs callbacks
-/// of the callers.
+/// Calls that a failed group removed from its queues. They complete after the release of the engine, because their
+/// completion runs callbacks of the callers.
 #[derive(Default)]
 pub(crate) struct EndedCalls {
     works: Vec<Arc<Completion>>,
@@ -133,8 +133,8 @@ impl Engine {
         empty
     }
 
-    /// Records the error for processes that later find this process dead. If the error follows from another
-    /// process's error, records that one.
+    /// Records the error for processes that later find this process dead. Records the error of another process instead
+    /// if that error is the cause.
     pub(crate) fn leave_error(&mut self, error: &Error) {
         match self.cause_text.take() {
             Some(first) => record_error(&first),
@@ -179,7 +179,7 @@ impl Engine {
                     self.phase = Phase::Closed;
                 }
             },
-            // The reason of an abort whose command follows.
+            // Any other error is the reason of an abort, whose command follows.
             _ => self.fail(error, now),
         }
     }
@@ -187,7 +187,7 @@ impl Engine {
     /// Continues a group that is no longer running. Returns true if anything moved.
     #[cold]
     pub(crate) fn poll_failed(&mut self, now: Instant) -> bool {
-        // A call that was submitted while the group failed.
+        // Calls may have been submitted while the group failed.
         let had_calls = self.has_calls();
         if had_calls {
             self.end_all();

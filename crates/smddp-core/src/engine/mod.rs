@@ -11,6 +11,7 @@ mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
 pub(crate) mod shared;
+pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
 
 use std::collections::VecDeque;

@@ -24,7 +24,7 @@ struct Handover<'a> {
     state: &'a Arc<SharedState>,
     /// Work is pending.
     pending: bool,
-    /// The caller continues with the group.
+    /// The caller continues to poll the group, so the drop does not register it.
     keeps: bool,
     /// Calls to complete after the release.
     ended: Option<Box<EndedCalls>>,

@@ -126,8 +126,8 @@ fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
     // A group of one rank has no doorbell to sleep on.
     let sleeper = comms.iter().map(|comm| &comm.sleeper).find(|sleeper| sleeper.can_sleep()).cloned();
     let mut wait = WaitPlan::new(&spin_policy, sleeper.as_ref());
-    // True before a short sleep while only devices are pending: no message needs to end it, and no rank rings for
-    // one.
+    // True before a short sleep while only devices are pending: no message needs to end it, and no rank notifies this
+    // thread.
     let mut about_to_rest = false;
     while !comms.is_empty() {
         let check_now = wait.check_due() || about_to_rest;

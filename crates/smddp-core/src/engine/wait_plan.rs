@@ -13,8 +13,9 @@ use crate::config::cores::{cores, local_ranks};
 /// up to `MAX_DOUBLINGS` times, because many ranks may wait for minutes on few cores.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 const MAX_DOUBLINGS: u32 = 2;
+/// Number of yields before a wait announces its sleep, if polling needs no system call.
 const YIELDS: u32 = 50;
-/// `YIELDS` where polling is a system call.
+/// Number of yields if polling is a system call.
 const COSTLY_YIELDS: u32 = 6;
 /// Polls without reading the clock.
 const FREE_POLLS: u32 = 128;

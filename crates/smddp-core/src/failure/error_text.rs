@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smddp_plan::Collective;
+use smddp_transport::process::STOPPED;
 use smddp_transport::{CallFingerprint, Facts, Mismatch, QueryAnswer, RankFacts};
 
 use crate::call::fingerprint::{self, call};
@@ -14,8 +15,6 @@ use crate::failure::names::GroupNames;
 use crate::failure::pending::{ExpiredMessage, PendingCall};
 use crate::failure::report;
 
-/// Description of a process of this node that does not run.
-const STOPPED: &str = "is stopped (by a signal or a debugger)";
 /// Description of a rank of another node whose process does not run.
 const UNRESPONSIVE: &str = "does not answer, though its host does: its process is stopped, or has no time";
 
@@ -91,7 +90,7 @@ fn undelivered(group: &GroupNames, facts: &Facts) -> Option<String> {
          smaller ones do; compare the MTU of the interfaces on both hosts and of tunnels between them (ip link), and try \
          ping -M do -s {}",
         group.describe(first),
-        // The headers of TCP with its timestamps, less that of ICMP.
+        // The TCP header with timestamps (32 bytes), less the ICMP header (8 bytes).
         payload + 24
     ))
 }
@@ -111,8 +110,8 @@ fn stalled(facts: &Facts) -> Vec<(usize, &'static str)> {
     with(QueryAnswer::Stopped, STOPPED).chain(with(QueryAnswer::ProcessUnresponsive, UNRESPONSIVE)).collect()
 }
 
-/// Returns the ranks that are late for operation `seq`, and those whose progress is unknown. Late ranks include a
-/// rank that has begun the operation but no longer answers: its host may have lost power.
+/// Returns the ranks that are late for the observed operation, and the ranks whose progress is unknown. A rank that
+/// leaves the group is late. A rank of unknown progress is late if its host is silent.
 fn late_and_unknown(me: usize, facts: &Facts, silent: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for (rank, facts) in facts.ranks.iter().enumerate().filter(|(rank, _)| *rank != me) {
@@ -127,8 +126,8 @@ fn late_and_unknown(me: usize, facts: &Facts, silent: &[usize]) -> (Vec<usize>, 
     (late, unknown)
 }
 
-/// Returns the ranks that the operation in progress waits for, then the others. The awaited ranks come first, because
-/// only a few are queried.
+/// Returns the ranks that the operation in progress waits for, and all ranks except `me`. The awaited ranks come first,
+/// because only a few ranks are queried.
 fn awaited_first(me: usize, facts: &Facts) -> (Vec<usize>, Vec<usize>) {
     let others = (0..facts.ranks.len()).filter(|&rank| rank != me);
     let (awaited, others): (Vec<_>, Vec<_>) = others.partition(|&rank| facts.ranks[rank].awaited);

@@ -37,7 +37,7 @@ pub(crate) fn ranges(ranks: &[usize], limit: usize) -> String {
     text
 }
 
-/// Parses the ranks that [`ranges`] wrote; ranks behind its "and N more" are missing.
+/// Parses a text of [`ranges`]. The result lacks the ranks that "and N more" replaces.
 fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
     let range = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));

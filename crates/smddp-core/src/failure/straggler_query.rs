@@ -23,11 +23,11 @@ pub(super) enum Subject {
 /// Stage of the query for a collective.
 #[derive(Debug, PartialEq)]
 enum Stage {
-    /// Ranks from which this rank waits directly. In a larger group, most ranks wait for a rank that waits itself.
-    /// Only ranks that wait for a straggler directly query it; they abort the group.
+    /// Ranks that this rank waits for directly. In a large group, most ranks wait for a rank that waits itself. Only
+    /// ranks that wait for a straggler directly query it, and these ranks abort the group.
     Needed,
-    /// Wait for the abort report of such a rank.
-    Hearsay {
+    /// Wait for the abort report of a rank that waits for the straggler directly.
+    AwaitReport {
         until: Instant,
     },
     /// All ranks that are not known to have begun the operation.
@@ -110,14 +110,14 @@ impl StragglerQuery {
                 Stage::Needed => {
                     let waits = self.first.iter().all(|&rank| arrived(rank) == Some(true));
                     self.stage = match !over && !local_missing && waits {
-                        true => Stage::Hearsay { until: now + limits.hearsay },
+                        true => Stage::AwaitReport { until: now + limits.report_wait },
                         false => return self.ask_others(over),
                     };
                 }
-                Stage::Hearsay { until } if now < until && !over => {
+                Stage::AwaitReport { until } if now < until && !over => {
                     return QueryStep::Wait(until.min(now + limits.query_poll));
                 }
-                Stage::Hearsay { .. } => return self.ask_others(over),
+                Stage::AwaitReport { .. } => return self.ask_others(over),
                 Stage::Others => {
                     let silent = Some(QueryAnswer::HostSilent);
                     let mut unknown = self.first.iter().chain(&self.rest);

@@ -1,5 +1,5 @@
-//! Ownership of a value that one thread at a time uses. It has no blocking lock: other threads submit commands, which
-//! the owner executes.
+//! Ownership of a value that one thread at a time uses. No thread blocks to own the value. Other threads submit
+//! commands, which the owner executes.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -31,7 +31,7 @@ unsafe impl<T: Send, C: Send> Sync for Ownership<T, C> {}
 pub(crate) enum Submitted {
     /// A thread owns the value. It takes the command, or finds it when it releases the value.
     Accepted,
-    /// No thread owned the value. The submitting thread has to own it or to delegate that.
+    /// No thread owned the value. The submitting thread must own it, or make another thread do so.
     Orphaned,
 }
 
@@ -102,8 +102,8 @@ impl<T, C> Owned<'_, T, C> {
         into.append(&mut commands);
     }
 
-    /// Releases the value. Returns true if commands arrived that this owner has not taken. The caller then has to own
-    /// the value again or to delegate that.
+    /// Releases the value. Returns true if commands arrived that this owner has not taken. The caller then must own the
+    /// value again, or make another thread do so.
     #[must_use]
     pub(crate) fn release(self) -> bool {
         let ownership = self.ownership;

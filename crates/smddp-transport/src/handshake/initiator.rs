@@ -9,6 +9,7 @@ use super::{
 };
 use crate::token::{Keys, Token};
 
+/// Handshake of the process that opened the connection.
 pub(crate) struct Initiator {
     token: Arc<Token>,
     greeting: Vec<u8>,

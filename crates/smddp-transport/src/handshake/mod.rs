@@ -31,15 +31,16 @@ use crate::token::random_secret;
 /// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
 /// handshake.
 pub const PROTOCOL: u32 = 11;
-/// First bytes of a greeting and of a reply. Those of all protocol versions have the first six in common, and the
-/// version after the eighth.
+/// First bytes of a greeting and of a reply. The protocol version follows them, in all versions.
 const MAGIC: &[u8; 8] = b"smddp-hs";
+/// Bytes at the beginning of [`MAGIC`] that all protocol versions have in common.
 const COMMON_MAGIC: usize = 6;
 /// Bytes of magic and protocol version.
 const HEADER_BYTES: usize = 8 + 4;
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
-/// Bytes of an encoded [`Greeting`], filled up with zeros.
+/// Bytes of an encoded [`Greeting`], padded with zeros to a whole greeting of 128 bytes. The encoding has at most 79
+/// bytes: 1 + 10 for the purpose, 16 + 10 for each end, and 16 for the token id.
 const CONTENTS_BYTES: usize = 84;
 /// Bytes of a greeting: header, contents, nonce.
 pub(crate) const GREETING_BYTES: usize = HEADER_BYTES + CONTENTS_BYTES + NONCE_BYTES;
@@ -66,7 +67,7 @@ pub(crate) enum Purpose {
     Watch,
     /// Shared memory of a process.
     Memory,
-    /// Export of a process with this number.
+    /// Memory export of a process, identified by this number.
     Export(u64),
     /// Exchange of rank information while a group is created.
     Bootstrap,
@@ -120,7 +121,7 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
-    /// Encodes it with a new nonce.
+    /// Encodes the greeting with a new nonce.
     fn encode(&self) -> io::Result<Vec<u8>> {
         let mut contents = [0; CONTENTS_BYTES];
         postcard::to_slice(self, &mut contents).map_err(io::Error::other)?;

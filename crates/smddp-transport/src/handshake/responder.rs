@@ -9,6 +9,7 @@ use super::{
 };
 use crate::token::{Keys, Token, random_secret};
 
+/// Handshake of the process that accepted the connection.
 pub(crate) struct Responder {
     listener: Listener,
     greeting: Vec<u8>,

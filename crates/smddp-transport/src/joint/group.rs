@@ -290,7 +290,8 @@ impl Remote {
         (channel_layout, sources): (&Arc<Channels>, &[ZeroCopySource]),
         routes: &Arc<ChannelRoutes>,
     ) -> bool {
-        // Its data may have arrived already, but a group that is known to have failed must not make progress.
+        // Data of the operation may have arrived already, but a group that is known to have failed must not make
+        // progress.
         if self.net.has_mismatch() || self.net.is_aborted(seq) {
             return false;
         }

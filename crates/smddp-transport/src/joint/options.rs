@@ -32,8 +32,9 @@ pub struct TransportOptions {
     pub inter_node: InterNode,
     /// Encrypts the data between nodes.
     pub encrypts: bool,
-    /// Path of libfabric (`SMDDP_LIBFABRIC`), and its provider. `None`: efa.
+    /// Path of libfabric (`SMDDP_LIBFABRIC`).
     pub library: Option<PathBuf>,
+    /// Provider of libfabric. `None`: efa.
     pub provider: Option<String>,
     /// Opens a fabric endpoint for this group alone, for ranks that are threads of one process. Otherwise all groups of the
     /// process share an endpoint.

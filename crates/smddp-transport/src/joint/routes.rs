@@ -31,7 +31,7 @@ impl Routes {
         Self { me, local, ranks, copies }
     }
 
-    /// Returns its node index; `None` for a rank of another node.
+    /// Returns the index of a rank among the ranks of this node; `None` for a rank of another node.
     pub(crate) fn local_index(&self, rank: usize) -> Option<usize> {
         self.local.get(rank).copied().flatten()
     }

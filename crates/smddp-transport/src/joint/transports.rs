@@ -53,7 +53,7 @@ impl LocalTransports {
             });
         }
         if inter_node == InterNode::Fabric || inter_node == InterNode::Auto && may_have_efa() {
-            offer.fabric = engine(endpoint, size, options).and_then(|engine| {
+            offer.fabric = fabric_endpoint(endpoint, size, options).and_then(|engine| {
                 let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
                 transports.fabric = Some(wire);
                 Ok(address)
@@ -144,7 +144,7 @@ impl LocalTransports {
 }
 
 /// Returns the process's fabric endpoint.
-fn engine(
+fn fabric_endpoint(
     endpoint: &Arc<Endpoint>,
     size: usize,
     options: &TransportOptions,

@@ -15,8 +15,8 @@ use crate::socket_io::send;
 /// Time limit of a query; even with a stack a reply takes a fraction of it.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Activity text of a stopped process.
-const STOPPED: &str = "is stopped (by a signal or a debugger)";
+/// Description of a stopped process of this node.
+pub const STOPPED: &str = "is stopped (by a signal or a debugger)";
 
 /// Query in progress. The service thread of the process replies regardless of its other threads.
 pub(crate) struct ActivityQuery {
@@ -24,7 +24,7 @@ pub(crate) struct ActivityQuery {
     name: Vec<u8>,
     request: [u8; StatusQuery::BYTES],
     started: Instant,
-    /// Connection to the process. `None`: its listener has no room yet.
+    /// Connection to the process. `None` before the connection, for example while the listener's backlog is full.
     stream: Option<UnixStream>,
     is_sent: bool,
     reply: Vec<u8>,

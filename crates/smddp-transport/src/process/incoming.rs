@@ -1,5 +1,5 @@
 //! Incoming connections of one listener, from accept to reply. A connection receives nothing until it has proved that
-//! it knows the token of a group of this process. All operations are non-blocking, because one thread serves all
+//! it has the token of a group of this process. All operations are non-blocking, because one thread serves all
 //! connections.
 
 use std::io::{self, ErrorKind, IoSlice};

@@ -31,6 +31,7 @@ mod undisturbed;
 
 pub use crate::handshake::PROTOCOL;
 pub(crate) use crate::handshake::ProcessUid;
+pub use activity_query::STOPPED;
 pub use buffer::{SymmetricBuffer, SymmetricUsage};
 pub(crate) use credentials::{check_user, outer_uid};
 pub(crate) use doorbell::Doorbell;

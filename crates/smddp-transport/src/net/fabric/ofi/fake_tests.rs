@@ -45,7 +45,7 @@ fn efa_is_the_default_provider_with_rails_in_bus_order() {
 fn signal_handlers_and_floating_point_mode_are_restored_after_loading() {
     extern "C" fn handler(_: i32) {}
     let fabric = efa(NEW, 1);
-    fabric.set(knob::RUDE, 1);
+    fabric.set(knob::CHANGES_PROCESS_STATE, 1);
     let handler = handler as *const () as libc::sighandler_t;
     // SAFETY: an empty handler, for a signal that nothing sends.
     unsafe { libc::signal(libc::SIGSTKFLT, handler) };
@@ -122,7 +122,7 @@ fn endpoints_respect_provider_limits_and_close_all_objects() {
         assert_ne!(rails[0].address(), rails[1].address());
         assert_eq!(get(knob::OPEN), 2 * 5);
         drop(rails);
-        assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
+        assert_eq!((get(knob::OPEN), get(knob::VIOLATIONS)), (0, 0));
     }
 }
 
@@ -146,7 +146,7 @@ fn endpoint_inserts_peers_on_every_rail_and_posts_receive_buffers() {
     // The fake has no descriptor to sleep on.
     assert!(!wires[0].wait_sources(&mut Vec::new()));
     drop((wires, endpoints));
-    assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
+    assert_eq!((get(knob::OPEN), get(knob::VIOLATIONS)), (0, 0));
 }
 
 #[test]
@@ -154,9 +154,9 @@ fn frames_arrive_over_simulated_efa_for_each_transfer_mode() {
     let fabric = efa(NEW, 2);
     for (emulated, takes) in [(0, 0), (1, 0), (0, 1)] {
         fabric.set(knob::EMULATED_WRITE, emulated);
-        fabric.set(knob::TAKES, takes);
+        fabric.set(knob::DATA_CONSUMES_BUFFER, takes);
         assert!(frames_over("efa", true));
-        assert_eq!((fabric.get(knob::OPEN), fabric.get(knob::WRONG)), (0, 0));
+        assert_eq!((fabric.get(knob::OPEN), fabric.get(knob::VIOLATIONS)), (0, 0));
     }
 }
 
@@ -164,5 +164,5 @@ fn frames_arrive_over_simulated_efa_for_each_transfer_mode() {
 fn killed_process_is_detected_by_its_peer_over_simulated_efa() {
     let fabric = efa(NEW, 2);
     assert_eq!(kill("efa", false, Duration::from_secs(30)), Some(true));
-    assert_eq!(fabric.get(knob::WRONG), 0);
+    assert_eq!(fabric.get(knob::VIOLATIONS), 0);
 }

@@ -23,7 +23,7 @@ fn all_frames_arrive_complete_and_in_order_for_every_seed() {
             let knobs = [
                 (knob::DEVICES, rails),
                 (knob::EMULATED_WRITE, (seed + 1) % 2),
-                (knob::TAKES, u64::from(seed % 4 == 1)),
+                (knob::DATA_CONSUMES_BUFFER, u64::from(seed % 4 == 1)),
                 (knob::ONE_SIDED, [1 << 20, 20_000, 4096][seed as usize % 3]),
             ];
             let size = 2 + seed as usize % 3;
@@ -91,7 +91,7 @@ fn queues_do_not_overrun_at_a_rank_that_polls_rarely() {
             (knob::OPERATIONS, 512),
             (knob::COMPLETIONS, 64),
             (knob::EMULATED_WRITE, (seed + 1) % 2),
-            (knob::TAKES, u64::from(seed % 4 == 1)),
+            (knob::DATA_CONSUMES_BUFFER, u64::from(seed % 4 == 1)),
         ];
         let mut run = Run::new(3, efa(seed, &knobs), seed, 24, None);
         run.pause = 100;
