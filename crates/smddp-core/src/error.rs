@@ -11,16 +11,54 @@ pub enum Error {
     Invalid(String),
     /// A deadline has passed.
     #[error("{what} on group `{group}` Timed out waiting {}ms: {detail}", .after.as_millis())]
-    Timeout { what: String, group: String, after: Duration, missing: Vec<usize>, detail: String },
+    Timeout {
+        /// Operation: "all_reduce (#61)".
+        what: String,
+        /// Name of the group.
+        group: String,
+        /// Time limit of the call.
+        after: Duration,
+        /// Ranks that have not begun the operation, or do not answer.
+        missing: Vec<usize>,
+        /// State of the other ranks, and a remedy.
+        detail: String,
+    },
     /// Two ranks made different calls.
     #[error("{what} on group `{group}` does not match: {detail}")]
-    Mismatch { what: String, group: String, rank: usize, detail: String },
+    Mismatch {
+        /// Operation: "all_reduce (#61)".
+        what: String,
+        /// Name of the group.
+        group: String,
+        /// Rank of the other call.
+        rank: usize,
+        /// Both calls with their values.
+        detail: String,
+    },
     /// A rank's process ended, or it left the group, while it was still needed.
     #[error("{what} on group `{group}` failed: {who} {how}; {advice}")]
-    PeerLost { what: String, group: String, rank: usize, who: String, how: String, advice: &'static str },
+    PeerLost {
+        /// Operation: "all_reduce (#61)".
+        what: String,
+        /// Name of the group.
+        group: String,
+        /// The lost rank.
+        rank: usize,
+        /// The rank with its host and process: "rank 3 (host h1, pid 812)".
+        who: String,
+        /// Cause of the loss, as a predicate.
+        how: String,
+        /// Remedy.
+        advice: &'static str,
+    },
     /// The communicator was aborted or closed by this process.
     #[error("group `{group}` is closed: {reason}")]
-    Closed { group: String, reason: String },
+    Closed {
+        /// Name of the group.
+        group: String,
+        /// Reason of the end.
+        reason: String,
+    },
     /// The ranks cannot form a group, for example because they cannot reach each other.
     #[error("{0}")]
     Topology(String),
@@ -35,10 +73,19 @@ pub enum Error {
         "group `{group}` was created before this process was forked: a forked child (a DataLoader worker?) cannot use its \
          parent's communicators; create a new group in the child, or move the collective to the parent"
     )]
-    Forked { group: String },
+    Forked {
+        /// Name of the group.
+        group: String,
+    },
     /// A system call failed, or a resource is missing.
     #[error("{what}: {reason}")]
-    System { what: String, reason: String },
+    System {
+        /// The failed action.
+        what: String,
+        /// Error of the operating system or the device.
+        reason: String,
+    },
 }
 
+/// Result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,6 +2,7 @@
 //!
 //! Buffers are raw addresses, since torch owns them. The caller guarantees that they are valid until its call is
 //! over. Only the executor and the kernels access them.
+#![warn(missing_docs)]
 
 mod bind;
 mod call;

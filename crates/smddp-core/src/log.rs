@@ -19,12 +19,18 @@ use smddp_transport::fork::PerProcess;
 
 use crate::sync::lock;
 
+/// Level of a line, and of the log (`SMDDP_DEBUG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
+    /// No lines.
     None,
+    /// The version only.
     Version,
+    /// Problems that the user should correct.
     Warn,
+    /// Selected transports and paths, and failures.
     Info,
+    /// Each operation.
     Trace,
 }
 
@@ -40,9 +46,11 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 /// A line for a receiver other than standard error or a file.
 pub struct Line {
+    /// Level of the line.
     pub level: Level,
     /// Seconds since 1970.
     pub time: f64,
+    /// Text without time, host and rank.
     pub text: String,
 }
 

@@ -15,10 +15,15 @@ use crate::error::Result;
 /// A call on hypothetical buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HypotheticalCall {
+    /// The collective.
     pub collective: Collective,
+    /// Type of the elements.
     pub dtype: DType,
+    /// Elements of the buffers.
     pub counts: Counts,
+    /// Root of a rooted collective, else 0.
     pub root: usize,
+    /// Location of the buffers.
     pub memory: Memory,
 }
 

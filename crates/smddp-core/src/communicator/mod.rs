@@ -112,14 +112,17 @@ impl Communicator {
         }
     }
 
+    /// Returns this process's rank in the group.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
+    /// Returns the name of the group.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 
 /// A deprecated name, as `smddp info` and docs/settings.md print it.
 pub struct DeprecatedSetting {
+    /// The deprecated name.
     pub name: &'static str,
     /// Name of the setting that replaces it.
     pub replacement: &'static str,

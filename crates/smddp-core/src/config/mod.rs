@@ -32,8 +32,11 @@ use crate::log::{self, Level};
 
 /// One row of the table, as `smddp info` and docs/settings.md print it.
 pub struct Setting {
+    /// Name of the environment variable.
     pub name: &'static str,
+    /// Value if the variable is unset or empty.
     pub default: &'static str,
+    /// Description with the accepted values.
     pub description: &'static str,
     /// True if all ranks of a group must have the same value.
     pub shared: bool,
@@ -67,6 +70,7 @@ macro_rules! shared {
 /// the default if the setting is unset. Its error describes the expected value.
 macro_rules! settings {
     ($($(#[doc = $description:literal])+ $name:ident = $default:literal, $scope:ident, $field:ident: $type:ty = $read:expr;)*) => {
+        /// All settings.
         pub const SETTINGS: &[Setting] = &[$(Setting {
             name: stringify!($name),
             default: $default,
@@ -74,9 +78,11 @@ macro_rules! settings {
             shared: shared!($scope, true, false),
         }),*];
 
+        /// Values of all settings.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $($(#[doc = $description])+ pub $field: $type,)*
+            /// Values from launchers.
             pub launch: Launch,
         }
 
@@ -199,6 +205,7 @@ settings! {
 /// Values from launchers, which are not settings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Launch {
+    /// This process's rank in the job.
     pub rank: Option<String>,
     /// This rank's index on its host, and the number of ranks there.
     pub local: Option<(usize, usize)>,

@@ -25,7 +25,9 @@ pub enum Origin {
 /// A network model and its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NetworkEstimate {
+    /// Parameters of the model.
     pub network: Network,
+    /// Source of the parameters.
     pub origin: Origin,
 }
 
@@ -69,6 +71,7 @@ pub enum NetworkSource {
     Measured,
     /// Built-in default.
     Default,
+    /// Parameters of the setting.
     Configured(Network),
 }
 

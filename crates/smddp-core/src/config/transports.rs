@@ -16,6 +16,7 @@ pub(super) const EFA: &str = "efa";
 /// Transport between nodes (`SMDDP_TRANSPORT`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportChoice {
+    /// Kind of transport.
     pub inter_node: InterNode,
     /// libfabric provider. `None`: efa.
     pub provider: Option<String>,

@@ -149,7 +149,9 @@ impl NamedValue for SingleCopy {
 pub enum CanonicalOrder {
     /// Only sibling groups that nodes divide differently.
     Auto,
+    /// No group.
     Never,
+    /// All groups.
     Always,
 }
 

@@ -36,7 +36,9 @@ pub(crate) use site_handle::DeviceSiteHandle;
 /// The device of a call's buffers, and the stream in whose order the call runs.
 #[derive(Clone)]
 pub struct DeviceStream {
+    /// Device of the buffers.
     pub device: Arc<Device>,
+    /// Stream of that device.
     pub stream: Stream,
 }
 

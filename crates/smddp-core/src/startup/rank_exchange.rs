@@ -53,7 +53,9 @@ fn key(kind: &str, rank: usize) -> String {
 /// An existing group that contains all ranks of the new one. Supplies the deaths that it has detected.
 #[derive(Clone, Copy)]
 pub struct ParentGroup<'a> {
+    /// The existing group.
     pub group: &'a Communicator,
+    /// Ranks of the new group, in the existing one.
     pub ranks: &'a [usize],
     /// Ranks, in that group, of all groups of the new one's mesh dimension. If empty: those of a mesh in rank
     /// order.
