@@ -42,19 +42,29 @@ pub struct RankFacts {
 /// Last known state of a rank. A loss takes precedence over the other states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Liveness {
+    /// No departure, loss or unreachability of the rank is known.
     #[default]
     Alive,
     /// The rank left the group (closed it or exited in good order).
     Left,
     /// This process cannot reach the rank because of a local limit or permission. The rank itself may be healthy.
-    Unreachable { reason: String },
+    Unreachable {
+        /// Description of the limit or permission.
+        reason: String,
+    },
     /// The process ended without leaving the group. Losses are ordered by `order`: the first one found is the lowest.
-    Lost { order: usize, reason: String },
+    Lost {
+        /// Position in the order in which losses were found.
+        order: usize,
+        /// Description of the loss.
+        reason: String,
+    },
 }
 
 /// Report of a rank that aborted the group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AbortReport {
+    /// Abort reason that the rank reported.
     pub report: Arc<str>,
     /// The rank ended the observed operation before it aborted the group.
     pub is_later: bool,
@@ -76,8 +86,11 @@ pub enum QueryAnswer {
 /// Different call of another rank in operation `seq`. The operation did not depend on that rank, and has ended here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallMismatch {
+    /// Sequence number of the operation.
     pub seq: u64,
+    /// Fingerprint of the call that this rank made.
     pub mine: CallFingerprint,
+    /// Fingerprint of the call that the other rank made.
     pub found: Mismatch,
 }
 
@@ -86,6 +99,7 @@ pub struct CallMismatch {
 pub struct Facts {
     /// Observed operation.
     pub seq: u64,
+    /// State of each rank, by rank.
     pub ranks: Vec<RankFacts>,
     /// Different calls in operations that have ended here.
     pub mismatches: Vec<CallMismatch>,

@@ -3,6 +3,8 @@
 //! A [`Group`] is one rank's end of a communicator. It has shared memory with the ranks of its node, and a wire to the ranks of
 //! other nodes if there are any.
 
+#![warn(missing_docs)]
+
 pub mod bootstrap;
 mod facts;
 #[cfg(any(test, fuzzing))]
@@ -34,7 +36,9 @@ pub use token::Token;
 /// Identity of a call: equal on all its ranks. The transport compares it; the core defines the meaning of the bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallFingerprint {
+    /// Operation and its parameters, for example collective, data type and root.
     pub call: u64,
+    /// Number of elements, possibly with a hash of uneven counts; or the tag of a point-to-point message.
     pub count: u64,
 }
 
@@ -58,20 +62,26 @@ impl SendChannel {
 /// One channel that this rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvChannel {
+    /// Rank that writes the channel; in [`shm::LocalChannels`] its index on the node.
     pub rank: usize,
+    /// Index of the channel among the writer's send channels.
     pub channel: usize,
     /// Index of this rank among its readers.
     pub reader: usize,
     /// Bytes of the largest message.
     pub slot_bytes: usize,
+    /// Messages in the whole operation.
     pub messages: u64,
+    /// Payload bytes in the whole operation.
     pub bytes: u64,
 }
 
 /// The channels of one bound call's operations at one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Channels {
+    /// Channels that this rank writes.
     pub send_channels: Vec<SendChannel>,
+    /// Channels that this rank reads.
     pub recv_channels: Vec<RecvChannel>,
     /// Set if every channel carries one message that fits into a header: the payload then travels with the header.
     pub inline: bool,
@@ -85,7 +95,9 @@ pub struct Channels {
 /// Two ranks made different calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
+    /// Rank that made the other call; in [`shm::LocalChannels`] its index on the node.
     pub rank: usize,
+    /// Fingerprint of its call.
     pub theirs: CallFingerprint,
     /// Bytes on the channel: (expected here, offered there). Set only if the fingerprints are equal.
     pub bytes: Option<(u64, u64)>,
@@ -93,7 +105,7 @@ pub struct Mismatch {
 
 /// Reason why an operation with a rank cannot complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The process ended without leaving the group.
     Lost { rank: usize, how: String },
     /// This process cannot reach the rank because of a local limit or permission. The rank itself may be healthy.
@@ -104,16 +116,6 @@ pub enum Fault {
     Aborted { rank: usize, reason: String },
     /// Operation `seq`, which needed nothing of that rank, has ended here, and the rank made another call in its place.
     Mismatch { seq: u64, mine: CallFingerprint, found: Mismatch },
-}
-
-impl Fault {
-    /// Rank of a loss, a departure or an abort report.
-    pub fn rank(&self) -> Option<usize> {
-        match self {
-            Self::Lost { rank, .. } | Self::Left { rank } | Self::Aborted { rank, .. } => Some(*rank),
-            Self::Unreachable { .. } | Self::Mismatch { .. } => None,
-        }
-    }
 }
 
 /// Maximum length of an abort report in bytes.

@@ -3,8 +3,11 @@
 /// Envelope of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
+    /// Tag of the message.
     pub tag: u64,
+    /// Data type of the elements, as a number that the core defines.
     pub dtype: u64,
+    /// Payload size in bytes.
     pub bytes: u64,
 }
 

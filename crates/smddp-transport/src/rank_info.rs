@@ -21,22 +21,29 @@ impl TransportOffer {
     }
 }
 
+/// Information about one rank, which the ranks of a group exchange when the group is created.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankInfo {
     magic: [u8; 8],
+    /// Version of the handshake between processes, [`crate::process::PROTOCOL`].
     pub protocol: u32,
+    /// Version of this crate.
     pub version: String,
     /// Settings that all ranks must share, as (name, value).
     pub settings: Vec<(String, String)>,
+    /// Rank in the group.
     pub rank: u32,
+    /// Number of ranks in the group.
     pub size: u32,
+    /// Name of the host.
     pub host: String,
     /// Kernel boot id. Together with `netns` it determines the reach of abstract sockets and shared memory.
-    pub boot: String,
-    pub netns: u64,
+    pub(crate) boot: String,
+    pub(crate) netns: u64,
+    /// Process id, in the PID namespace of the process.
     pub pid: u32,
     /// User id as seen from the parent user namespace.
-    pub uid: u32,
+    pub(crate) uid: u32,
     pub(crate) process: ProcessAddress,
     /// Offset of this rank's control block in the shared memory of `process`, in bytes.
     pub(crate) block: u64,
@@ -56,6 +63,7 @@ const MAGIC: [u8; 8] = *b"smddp\0\0\x01";
 /// The error for bytes that do not decode as rank information.
 #[derive(Debug, thiserror::Error)]
 pub enum RankInfoError {
+    /// The bytes are not rank information, or have another format; with their number.
     #[error("malformed rank information ({0} bytes)")]
     Malformed(usize),
 }
@@ -108,10 +116,15 @@ impl RankInfo {
         Self { token: None, ..self.clone() }.to_bytes()
     }
 
+    /// Serializes the record, including the group token if it is present.
     pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// The bytes are malformed, or have another magic number.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RankInfoError> {
         match postcard::from_bytes::<Self>(bytes) {
             Ok(rank_info) if rank_info.magic == MAGIC => Ok(rank_info),

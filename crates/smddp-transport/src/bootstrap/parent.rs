@@ -44,6 +44,7 @@ pub(super) struct ParentAttempt {
 }
 
 impl RankTree {
+    /// Returns the parent of this rank in the tree; `None` for rank 0.
     pub fn parent(&self) -> Option<usize> {
         tree_shape::parent(self.rank)
     }

@@ -13,14 +13,17 @@ pub struct StartupFailure {
     pub missing: Vec<usize>,
     /// Rank that was lost after it had joined, if that is the reason. `reason` then describes how the loss was detected.
     pub lost: Option<usize>,
+    /// Description of the failure, for error messages.
     pub reason: String,
 }
 
 impl StartupFailure {
+    /// Creates a failure that names no missing or lost rank.
     pub fn of(reason: String) -> Self {
         Self { missing: Vec::new(), lost: None, reason }
     }
 
+    /// Creates a failure caused by the loss of `rank`.
     pub fn lost(rank: usize, reason: String) -> Self {
         Self { missing: Vec::new(), lost: Some(rank), reason }
     }

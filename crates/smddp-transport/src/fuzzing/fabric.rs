@@ -14,6 +14,7 @@ use crate::net::fabric::wire::FabricWire;
 /// First endpoint number of the peers.
 const FIRST_ENDPOINT: u64 = 100;
 
+/// Sends arbitrary messages of peers to the fabric transport, and completes its operations.
 pub fn fabric(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let device = Device::new(script.yes());

@@ -24,6 +24,7 @@ struct Pair {
     receives: Vec<(MessageId, u64, u64)>,
 }
 
+/// Writes arbitrary values to the shared memory of a peer while rank 0 communicates with it.
 pub fn shm(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     endpoint();

@@ -11,6 +11,7 @@ const MAX_CONNECTIONS: usize = 6;
 /// Maximum bytes of a frame's payload that are sent.
 const PAYLOAD: usize = 20 << 10;
 
+/// Sends arbitrary frames and connections to the TCP transport as one peer.
 pub fn tcp(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let mut feed = Feed::new();

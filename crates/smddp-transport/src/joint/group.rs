@@ -13,9 +13,13 @@ use crate::{CallFingerprint, Channels, Fault, Mismatch};
 /// Memory of the call that receives the messages of a channel: `bytes` bytes at `at`, with `stride` bytes from one message to the
 /// next.
 pub struct RecvTarget {
+    /// Index of the receive channel.
     pub channel: usize,
+    /// Address of the first message.
     pub at: *mut u8,
+    /// Size of the memory in bytes.
     pub bytes: usize,
+    /// Distance between the starts of consecutive messages in bytes.
     pub stride: usize,
 }
 
@@ -23,9 +27,17 @@ pub struct RecvTarget {
 #[derive(Clone, Copy)]
 pub enum Outgoing {
     /// In the slot filled last.
-    Slot { bytes: usize },
+    Slot {
+        /// Size of the message in bytes.
+        bytes: usize,
+    },
     /// In memory of the call.
-    InPlace { at: *const u8, bytes: usize },
+    InPlace {
+        /// Address of the message.
+        at: *const u8,
+        /// Size of the message in bytes.
+        bytes: usize,
+    },
 }
 
 /// One rank's end of a communicator.

@@ -8,7 +8,9 @@ use crate::shm::SharedPage;
 
 /// Facts about a group that do not change while it exists.
 pub struct GroupInfo {
+    /// Rank of this process in the group.
     pub rank: usize,
+    /// Number of ranks in the group.
     pub size: usize,
     /// "rank 3 (host h1, pid 812)", by rank.
     pub names: Vec<String>,

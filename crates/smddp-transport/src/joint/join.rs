@@ -19,15 +19,19 @@ use crate::token::Token;
 /// Reason why a group cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
+    /// A rank of this node cannot be reached through shared memory.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
+    /// Ranks of different nodes cannot be connected, for the given reason.
     #[error("{0}")]
     Nodes(String),
 }
 
 /// A group and the node of each rank.
 pub struct Joined {
+    /// This rank's end of the communicator.
     pub group: Group,
+    /// Node index of each rank, by rank; nodes are numbered in the order of their first ranks.
     pub nodes: Vec<usize>,
     /// Number of ranks on this host. They share its cores, even if they do not share memory.
     pub local_ranks: usize,
@@ -62,6 +66,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Opens this process's endpoint and the transports that `options` allow. `settings`: settings that all ranks must share, as
+    /// (name, value).
+    ///
+    /// # Errors
+    /// The endpoint cannot be created, its shared memory has no room for the group's control block, or the kernel returns no random
+    /// bytes for the token.
     pub fn new(
         rank: usize,
         size: usize,
@@ -83,6 +93,7 @@ impl Prepared {
         Ok(Self { shm, transports, options: options.clone(), script: None, secret: None, token: None })
     }
 
+    /// Returns this rank's information, which the other ranks need for [`Prepared::connect`].
     pub fn rank_info(&self) -> &RankInfo {
         self.shm.rank_info()
     }

@@ -12,7 +12,9 @@ pub enum InterNode {
     Auto,
     /// No transport: all ranks must share memory.
     Nothing,
+    /// TCP sockets.
     Tcp,
+    /// Libfabric, with the provider in [`TransportOptions::provider`].
     Fabric,
 }
 
@@ -25,10 +27,13 @@ pub struct TransportOptions {
     pub shm: bool,
     /// Node name. Ranks with different node names do not share memory.
     pub node: Option<String>,
+    /// Network interfaces that the user named.
     pub interface: InterfaceFilter,
+    /// Address family of the addresses between nodes.
     pub family: AddressFamily,
     /// Time without a reply after which a host counts as lost.
     pub peer_timeout: Duration,
+    /// Transport between nodes.
     pub inter_node: InterNode,
     /// Encrypts the data between nodes.
     pub encrypts: bool,

@@ -20,10 +20,13 @@ const INTERNAL_PREFIXES: [&str; 7] = ["docker", "br-", "virbr", "veth", "cni", "
 /// Network interface of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
+    /// Name, for example "eth0".
     pub name: String,
+    /// Kernel's index of the interface.
     pub index: u32,
     /// Administratively up, and with a carrier.
     pub up: bool,
+    /// Set for a loopback interface, which no other host can reach.
     pub loopback: bool,
     /// Speed of the link in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
@@ -34,7 +37,9 @@ pub struct Interface {
 /// IP address, with the scope id that a link-local IPv6 address needs (0 for other addresses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
+    /// IP address.
     pub ip: IpAddr,
+    /// Scope id of a link-local IPv6 address, which is the index of its interface; 0 for other addresses.
     pub scope: u32,
 }
 
@@ -94,9 +99,12 @@ impl fmt::Display for Address {
 /// Address family to select (`SMDDP_SOCKET_FAMILY`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressFamily {
+    /// IPv4 or IPv6.
     #[default]
     Any,
+    /// IPv4 only.
     V4,
+    /// IPv6 only.
     V6,
 }
 
@@ -132,7 +140,9 @@ impl fmt::Display for AddressFamily {
 /// Interfaces that the user named, and the name of the setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceFilter {
+    /// Interfaces in the syntax of the setting; `None`: any interface.
     pub value: Option<String>,
+    /// Name of the setting, one of [`NAMES`].
     pub from: &'static str,
 }
 
@@ -152,14 +162,15 @@ impl InterfaceFilter {
 /// Selected interface, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedInterface {
-    pub name: String,
+    pub(crate) name: String,
+    /// Address to bind to.
     pub address: Address,
     /// Speed of the link in Mbit/s, if the driver reports it.
-    pub speed_mbit: Option<u32>,
+    pub(crate) speed_mbit: Option<u32>,
     /// Other hosts cannot reach this address, so a job that spans hosts cannot use it.
     pub loopback: bool,
     /// Reason for logs and errors: "NCCL_SOCKET_IFNAME=eth", "the fastest of eth0, eth1".
-    pub reason: String,
+    pub(crate) reason: String,
 }
 
 impl fmt::Display for SelectedInterface {
@@ -176,16 +187,49 @@ impl fmt::Display for SelectedInterface {
 /// Reason for which no interface can be used. `available` lists the interfaces of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// No interface has a name that the setting selects.
     #[error("{from}={value:?} matches no network interface of this host, which has {available}")]
-    NoMatch { from: &'static str, value: String, available: String },
+    NoMatch {
+        /// Name of the setting.
+        from: &'static str,
+        /// Value of the setting.
+        value: String,
+        /// Interfaces of this machine.
+        available: String,
+    },
+    /// No interface that the setting selects is up and has an address of the family.
     #[error(
         "{from}={value:?} leaves no network interface that is up and has an {family}address; this host has {available}"
     )]
-    Unusable { from: &'static str, value: String, family: AddressFamily, available: String },
+    Unusable {
+        /// Name of the setting.
+        from: &'static str,
+        /// Value of the setting.
+        value: String,
+        /// Required address family.
+        family: AddressFamily,
+        /// Interfaces of this machine.
+        available: String,
+    },
+    /// No interface is up and has an address of the family.
     #[error("no network interface of this host is up and has an {family}address; it has {available}")]
-    Nothing { family: AddressFamily, available: String },
+    Nothing {
+        /// Required address family.
+        family: AddressFamily,
+        /// Interfaces of this machine.
+        available: String,
+    },
+    /// The value of the setting is malformed.
     #[error("{from}={value:?} is not a list of interfaces: {reason}")]
-    Syntax { from: &'static str, value: String, reason: &'static str },
+    Syntax {
+        /// Name of the setting.
+        from: &'static str,
+        /// Value of the setting.
+        value: String,
+        /// Description of the syntax error.
+        reason: &'static str,
+    },
+    /// The kernel's list of interfaces cannot be read, for the given reason.
     #[error("cannot read this host's network interfaces: {0}")]
     Machine(String),
 }

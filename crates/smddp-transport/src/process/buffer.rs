@@ -12,8 +12,9 @@ use crate::fork;
 /// Symmetric memory of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SymmetricUsage {
-    /// Bytes of allocated buffers, and the maximum.
+    /// Bytes of allocated buffers.
     pub used: usize,
+    /// Size of the symmetric memory in bytes.
     pub most: usize,
     /// Messages that peers read directly from symmetric memory, without a copy into slots.
     pub messages: u64,
@@ -48,6 +49,7 @@ impl SymmetricBuffer {
         Ok(Self { endpoint, offset, room, bytes, forks: fork::generation() })
     }
 
+    /// Returns the use of symmetric memory by this process.
     pub fn usage() -> SymmetricUsage {
         let unused = SymmetricUsage { most: SYMMETRIC_BYTES, ..SymmetricUsage::default() };
         Endpoint::existing().map_or(unused, |endpoint| {
@@ -62,10 +64,12 @@ impl SymmetricBuffer {
         self.endpoint.memory.at(self.offset, self.bytes)
     }
 
+    /// Returns the requested size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
+    /// Returns true for a buffer of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

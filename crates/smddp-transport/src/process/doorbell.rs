@@ -206,6 +206,7 @@ impl Sleeper {
         self.0.iter().for_each(|doorbell| doorbell.sleep(ticket, fds, at_most));
     }
 
+    /// Ends a wait that [`Self::prepare_wait`] announced.
     pub fn cancel_wait(&self) {
         self.0.iter().for_each(Doorbell::cancel_wait);
     }

@@ -32,6 +32,7 @@ use crate::socket_io::send_all;
 use crate::token::Token;
 use crate::warning::{info, warn};
 
+/// State of this process that all its groups share: shared memory, address, doorbell, exports and known peers.
 pub struct Endpoint {
     pub(crate) address: ProcessAddress,
     pub(crate) memory: Arc<SharedMemory>,

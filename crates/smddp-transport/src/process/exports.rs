@@ -10,13 +10,16 @@ use crate::lock;
 /// Exported bytes and descriptors.
 #[derive(Debug, Default)]
 pub struct MemoryExport {
+    /// Bytes of the export, at most [`Self::MOST_BYTES`].
     pub bytes: Vec<u8>,
+    /// Descriptors of the export, at most [`Self::MOST_FDS`].
     pub fds: Vec<OwnedFd>,
 }
 
 impl MemoryExport {
-    /// Maximum per request.
+    /// Maximum number of bytes per request.
     pub const MOST_BYTES: usize = 32 << 10;
+    /// Maximum number of descriptors per request.
     pub const MOST_FDS: usize = 250;
 }
 

@@ -15,10 +15,12 @@ use crate::fork::PerProcess;
 /// Use of single copies by the ranks of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SingleCopy {
+    /// Never used.
     Never,
     /// Used if a measurement on this machine shows that it is faster.
     #[default]
     Auto,
+    /// Used wherever permitted, without a measurement.
     Always,
 }
 

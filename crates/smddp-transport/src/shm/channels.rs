@@ -33,6 +33,7 @@ struct Unchecked {
 
 const IDLE_POLLS_BEFORE_NOTIFY: u32 = 8;
 
+/// Channels of one rank in the shared memory of its node. Ranks are numbered by their index on the node.
 pub struct LocalChannels {
     /// `None` for a group of one rank.
     home: Option<GroupHome>,
@@ -190,6 +191,9 @@ impl LocalChannels {
         self.mismatch.is_none()
     }
 
+    /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or the group has failed.
+    ///
+    /// `sources`: zero-copy sources, ascending by channel. Their memory must remain unchanged until the operation ends.
     pub fn begin(
         &mut self,
         seq: u64,
@@ -253,6 +257,11 @@ impl LocalChannels {
         true
     }
 
+    /// Compares the headers of all writers with this rank's. `false`: headers are missing, zero-copy messages are unread, or the
+    /// operation cannot succeed.
+    ///
+    /// # Errors
+    /// A writer made a different call.
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
         for recv_channel in 0..self.recvs.len() {
             if !self.recvs[recv_channel].resolved && !self.resolve(recv_channel)? {
@@ -271,6 +280,7 @@ impl LocalChannels {
         Ok(true)
     }
 
+    /// Ends the operation at this rank. Its memory is reused once its readers have finished.
     pub fn end(&mut self) {
         let Some(GroupHome { endpoint, nonce, .. }) = &self.home else { return };
         if self.channel_layout.recv_channels.is_empty() {
@@ -289,7 +299,7 @@ impl LocalChannels {
     }
 
     /// Returns true if `rank` has begun operation `seq` or a later one.
-    pub fn arrived(&self, rank: usize, seq: u64) -> bool {
+    pub(crate) fn arrived(&self, rank: usize, seq: u64) -> bool {
         self.home.is_none() || rank == self.me || {
             let peer = &self.ranks.peers[rank];
             peer.done().read() > seq
@@ -312,17 +322,18 @@ impl LocalChannels {
         self.ranks.peers.get(rank)?.last_error()
     }
 
-    pub fn has_distant_readers(&self) -> bool {
+    pub(crate) fn has_distant_readers(&self) -> bool {
         self.distance.is_remote()
     }
 
+    /// Notifies sleeping ranks of published data.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.pending_notify) {
             self.ranks.notify_all();
         }
     }
 
-    pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
+    pub(crate) fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
         let peer = self.ranks.peers.get(rank)?;
         let (call, count, _) = peer.header(self.layout, seq).read(seq)?;
         Some(CallFingerprint { call, count })
@@ -334,7 +345,7 @@ impl LocalChannels {
     }
 
     /// Returns the faults of this node's ranks. Lost ranks come last, in the order of their deaths if known.
-    pub fn faults(&mut self) -> Vec<Fault> {
+    pub(crate) fn faults(&mut self) -> Vec<Fault> {
         let mut dead: Vec<(u64, usize)> = Vec::new();
         let mut faults: Vec<Fault> =
             self.mismatch.iter().chain(&self.peer_fault).chain(&self.messages.peer_fault).cloned().collect();
@@ -358,7 +369,7 @@ impl LocalChannels {
         faults
     }
 
-    pub fn abort(&mut self, reason: &str) {
+    pub(crate) fn abort(&mut self, reason: &str) {
         let Some(GroupHome { endpoint, .. }) = &self.home else { return };
         let state = endpoint.memory.flag32(self.block + STATE);
         if state.load(Ordering::Relaxed) & ABORTED != 0 {
@@ -369,7 +380,7 @@ impl LocalChannels {
         self.ranks.notify_all();
     }
 
-    pub fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
         }

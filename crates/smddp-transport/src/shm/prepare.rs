@@ -23,11 +23,15 @@ pub struct Prepared {
 #[derive(Debug, thiserror::Error)]
 #[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {reason}")]
 pub struct Unreachable {
+    /// Rank in the group.
     pub rank: usize,
+    /// Name of its host.
     pub host: String,
+    /// Its process id.
     pub pid: u32,
     /// Set if its process has ended or closed its endpoint.
     pub ended: bool,
+    /// Reason, for error messages.
     pub reason: String,
 }
 
@@ -77,6 +81,7 @@ impl Prepared {
         }
     }
 
+    /// Returns this rank's information, which the other ranks need for [`Self::connect`].
     pub fn rank_info(&self) -> &RankInfo {
         &self.rank_info
     }

@@ -48,6 +48,7 @@ impl SharedPage {
         self.endpoint.exports.export(exporter)
     }
 
+    /// Withdraws the export with this token. Later imports of it fail.
     pub fn withdraw(&self, token: u64) {
         self.endpoint.exports.withdraw(token);
     }

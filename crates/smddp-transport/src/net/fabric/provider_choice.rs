@@ -30,11 +30,25 @@ pub struct Settings {
 pub enum ProviderError {
     /// No loadable library; with the configured path, if any.
     #[error("{}{reason}", named("SMDDP_LIBFABRIC", library.as_deref()))]
-    Missing { library: Option<String>, reason: Missing },
+    Missing {
+        /// Configured path of the library, if any.
+        library: Option<String>,
+        /// Reason why the library cannot be loaded.
+        reason: Missing,
+    },
+    /// The library is too old for the efa provider.
     #[error(
         "libfabric {found} at {path} is too old for efa, which needs {needed} or newer (SMDDP_LIBFABRIC names another)"
     )]
-    TooOld { found: Version, needed: Version, path: String },
+    TooOld {
+        /// Version of the library.
+        found: Version,
+        /// Oldest version that the efa provider needs.
+        needed: Version,
+        /// Path of the library.
+        path: String,
+    },
+    /// The library lacks the requested provider, or that provider lacks the required capabilities.
     #[error(
         "{}libfabric {version} at {path} has no provider {} for reliable datagrams with one-sided operations; it has \
          {found}{}",
@@ -42,9 +56,26 @@ pub enum ProviderError {
         asked.as_deref().unwrap_or(DEFAULT),
         if asked.is_none() { " (SMDDP_TRANSPORT=fabric:PROVIDER selects another)" } else { "" }
     )]
-    NoProvider { asked: Option<String>, found: String, version: Version, path: String },
+    NoProvider {
+        /// Configured provider; `None`: the default.
+        asked: Option<String>,
+        /// Summary of the available providers.
+        found: String,
+        /// Version of the library.
+        version: Version,
+        /// Path of the library.
+        path: String,
+    },
+    /// No device of the provider has the address of the selected interface.
     #[error("provider {provider} has no device with the address {address}; it has {found}")]
-    NoInterface { provider: String, address: IpAddr, found: String },
+    NoInterface {
+        /// Name of the provider.
+        provider: String,
+        /// Address of the selected interface.
+        address: IpAddr,
+        /// The provider's devices, separated by commas.
+        found: String,
+    },
 }
 
 /// Default provider.
@@ -57,8 +88,8 @@ fn named(setting: &str, value: Option<&str>) -> String {
 
 /// Selected provider and its devices.
 pub struct Provider {
-    pub provider: String,
-    pub version: Version,
+    pub(crate) provider: String,
+    pub(crate) version: Version,
     list: InfoList,
     /// Indices into the list.
     chosen: Vec<usize>,

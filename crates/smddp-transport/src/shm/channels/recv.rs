@@ -63,6 +63,10 @@ impl LocalChannels {
         Ok(true)
     }
 
+    /// Returns the address of the next unread message of a receive channel. `None`: not yet, or its memory cannot be read.
+    ///
+    /// # Errors
+    /// The writer made a different call.
     pub fn recv_slot(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         if !self.recvs[recv_channel].resolved && !self.resolve(recv_channel)? {
             self.count_idle_poll();
@@ -132,6 +136,7 @@ impl LocalChannels {
         Some(to)
     }
 
+    /// Releases the message that [`Self::recv_slot`] returned last.
     pub fn release(&mut self, recv_channel: usize) {
         let want = self.channel_layout.recv_channels[recv_channel];
         let found = &mut self.recvs[recv_channel];

@@ -15,8 +15,11 @@ use crate::{Channels, SendChannel};
 /// to the next. The operation ends once they have read all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroCopySource {
+    /// Index of the send channel.
     pub channel: usize,
+    /// Address of the first message.
     pub at: *const u8,
+    /// Distance between the starts of consecutive messages in bytes.
     pub stride: usize,
     /// Use of single copy for memory outside this process's symmetric memory.
     pub single_copy: SingleCopy,
@@ -150,6 +153,8 @@ impl LocalChannels {
         Some(region)
     }
 
+    /// Returns the next free slot of a send channel. `None`: its readers have not read enough messages yet. For a zero-copy source
+    /// the slot is the memory of the message.
     pub fn send_slot(&mut self, channel: usize) -> Option<*mut u8> {
         let memory = &self.home.as_ref()?.endpoint.memory;
         let out = &mut self.sends[channel];
@@ -170,6 +175,7 @@ impl LocalChannels {
         })
     }
 
+    /// Publishes the slot that [`Self::send_slot`] returned last.
     pub fn publish(&mut self, channel: usize) {
         let Some(GroupHome { endpoint, .. }) = &self.home else { return };
         let out = &mut self.sends[channel];
