@@ -20,9 +20,9 @@ pub(crate) struct Limits {
     pub(crate) query: Duration,
     /// Time to wait for the abort report of a rank that queries a straggler directly.
     pub(crate) report_wait: Duration,
-    /// Interval between two observations while the monitor waits for a report.
+    /// Interval between two observations while the monitor waits for a report, and the first one of a query.
     pub(crate) poll: Duration,
-    /// Interval between two observations during a query.
+    /// Longest interval between two observations during a query.
     pub(crate) query_poll: Duration,
 }
 

@@ -156,7 +156,7 @@ impl FailureMonitor {
         let soon = match &self.state {
             State::Watching => None,
             State::Explaining | State::Draining { .. } => Some(now + limits.poll),
-            State::Querying(_) => Some(now + limits.query_poll),
+            State::Querying(query) => Some(query.next_poll(now, limits)),
         };
         let call = pending.call.as_ref();
         let logs = call.filter(|call| self.logged_late != Some(call.seq));

@@ -44,6 +44,8 @@ enum Stage {
 pub(super) struct StragglerQuery {
     pub(super) subject: Subject,
     stage: Stage,
+    /// Start of the stage.
+    begun: Instant,
     /// End of the time limit for ranks of other nodes.
     until: Instant,
     /// Ranks of other nodes that are not known to have begun the operation when the query starts: those that are
@@ -86,14 +88,14 @@ impl StragglerQuery {
         };
         let step = QueryStep::Ask(first.clone());
         let subject = Subject::Call(call.seq);
-        (Self { subject, stage, until: now + limits.query, first, rest, arrived }, step)
+        (Self { subject, stage, begun: now, until: now + limits.query, first, rest, arrived }, step)
     }
 
     /// Starts the query of the peers of expired messages.
     pub(super) fn of_messages(peers: Vec<usize>, now: Instant, limits: &Limits) -> (Self, QueryStep) {
         let (first, rest, arrived) = (Vec::new(), Vec::new(), Vec::new());
         let (subject, stage, until) = (Subject::Messages, Stage::Activity, now + limits.query);
-        (Self { subject, stage, until, first, rest, arrived }, QueryStep::Ask(peers))
+        (Self { subject, stage, begun: now, until, first, rest, arrived }, QueryStep::Ask(peers))
     }
 
     /// Returns the next step. A report of a rank that aborted the group ends the queries of other nodes.
@@ -101,7 +103,7 @@ impl StragglerQuery {
         let aborted = facts.ranks.iter().any(|rank| !rank.is_local && rank.abort.is_some());
         let over = now >= self.until || aborted;
         if facts.is_querying && !(over && (self.stage != Stage::Activity || now >= self.until)) {
-            return QueryStep::Wait(self.until.min(now + limits.query_poll));
+            return QueryStep::Wait(self.until.min(self.next_poll(now, limits)));
         }
         let arrived = |rank: usize| facts.ranks[rank].arrived;
         let local_missing = facts.ranks.iter().any(|rank| rank.is_local && rank.arrived == Some(false));
@@ -115,7 +117,7 @@ impl StragglerQuery {
                     };
                 }
                 Stage::AwaitReport { until } if now < until && !over => {
-                    return QueryStep::Wait(until.min(now + limits.query_poll));
+                    return QueryStep::Wait(until.min(self.next_poll(now, limits)));
                 }
                 Stage::AwaitReport { .. } => return self.ask_others(over),
                 Stage::Others => {
@@ -130,7 +132,7 @@ impl StragglerQuery {
                 }
                 Stage::Arrived => {
                     self.stage = Stage::Activity;
-                    self.until = now + limits.query;
+                    (self.begun, self.until) = (now, now + limits.query);
                     let queried = queried_ranks(me, facts);
                     return QueryStep::Ask(
                         queried.into_iter().filter(|&rank| facts.ranks[rank].is_local).collect(),
@@ -142,6 +144,12 @@ impl StragglerQuery {
                 }
             }
         }
+    }
+
+    /// Returns the time of the next poll for replies. A running process replies within milliseconds, so the first
+    /// intervals are short: another rank may end the group meanwhile.
+    pub(super) fn next_poll(&self, now: Instant, limits: &Limits) -> Instant {
+        now + now.duration_since(self.begun).clamp(limits.poll, limits.query_poll)
     }
 
     fn ask_others(&mut self, over: bool) -> QueryStep {
