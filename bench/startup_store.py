@@ -27,7 +27,7 @@ CONNECTIONS = 8
 
 
 def parent(rank: int) -> int:
-    """As smddp-transport/src/bootstrap/tree_shape.rs."""
+    """As smddp-group/src/bootstrap/tree_shape.rs."""
     chunk, place = divmod(rank, WIDTH)
     return (chunk - 1) // WIDTH * WIDTH if place == 0 else chunk * WIDTH
 

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_transport::fuzzing::bootstrap(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_testing::bootstrap(bytes));

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_transport::fuzzing::rank_info(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_testing::rank_info(bytes));

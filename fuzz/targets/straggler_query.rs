@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_transport::fuzzing::straggler_query(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| smddp_testing::straggler_query(bytes));

@@ -7,9 +7,12 @@
 #![cfg(test)]
 #![allow(dead_code, unused_imports, reason = "no model needs all of a file")]
 
+// `layout.rs` imports a constant from there.
+extern crate self as smddp_base;
+
 /// Constant that `layout.rs` needs for sizes; the models do not use it.
-const MAX_ABORT_REPORT: usize = 1000;
-#[path = "../../crates/smddp-transport/src/process/layout.rs"]
+pub const MAX_ABORT_REPORT: usize = 1000;
+#[path = "../../crates/smddp-process/src/layout.rs"]
 mod layout;
 mod weak;
 

@@ -9,7 +9,7 @@ pub(crate) use crate::layout;
 pub(crate) mod completion;
 #[path = "../../crates/smddp-core/src/sync/job_gate.rs"]
 pub(crate) mod job_gate;
-#[path = "../../crates/smddp-transport/src/process/order.rs"]
+#[path = "../../crates/smddp-process/src/order.rs"]
 pub(crate) mod order;
 #[path = "../../crates/smddp-core/src/sync/ownership.rs"]
 pub(crate) mod ownership;

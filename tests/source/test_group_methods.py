@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-JOINT = Path(__file__).parents[2] / "crates/smddp-transport/src/joint"
+JOINT = Path(__file__).parents[2] / "crates/smddp-group/src/joint"
 LIMIT = 21
 
 

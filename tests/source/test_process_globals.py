@@ -24,8 +24,8 @@ ALLOWED = {
     ("smddp-py/src/buffers/numpy.rs", "TYPE"): "initialized under the interpreter lock, which fork holds",
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",
     ("smddp-base/src/fork.rs", "HOOK"): "one call of pthread_atfork",
-    ("smddp-transport/src/process/pool.rs", "BYTES"): "reads two small files",
-    ("smddp-transport/src/process/status.rs", "RESPONDER"): "set once with a function pointer",
+    ("smddp-process/src/pool.rs", "BYTES"): "reads two small files",
+    ("smddp-process/src/status.rs", "RESPONDER"): "set once with a function pointer",
     ("smddp-base/src/warning.rs", "WARN_HOOK"): "set once with a function pointer",
 }
 #: The same for module-level objects of Python.
@@ -83,7 +83,7 @@ def locks_in_python(text):
 
 def test_no_lock_of_the_engine_is_inherited_by_a_forked_child():
     found = {place: kind for place, kind in found_in_rust().items() if place not in ALLOWED}
-    assert not found, "wrap these in smddp_transport::fork::PerProcess: " + str(found)
+    assert not found, "wrap these in smddp_base::fork::PerProcess: " + str(found)
 
 
 def test_thread_locals_of_the_engine_hold_no_locks():

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-WIRE = Path(__file__).resolve().parents[2] / "crates/smddp-transport/src/net/wire.rs"
+WIRE = Path(__file__).resolve().parents[2] / "crates/smddp-net/src/wire.rs"
 
 
 def methods(text: str, trait: str) -> list[str]:
-    body = re.search(rf"^pub\(crate\) trait {trait}\b.*?^\}}", text, re.MULTILINE | re.DOTALL)
+    body = re.search(rf"^pub trait {trait}\b.*?^\}}", text, re.MULTILINE | re.DOTALL)
     assert body, f"no trait {trait}"
     return re.findall(r"^    (?:unsafe )?fn (\w+)", body[0], re.MULTILINE)
 
@@ -22,5 +22,5 @@ def test_a_trait_has_few_methods(trait, limit):
 
 def test_only_methods_of_the_trait_count():
     body = "    fn a(&self);\n    unsafe fn b(&self) {\n        fn c() {}\n    }\n"
-    text = "pub(crate) trait Wire: Send {\n" + body + "}\nfn d() {}\n"
+    text = "pub trait Wire: Send {\n" + body + "}\nfn d() {}\n"
     assert methods(text, "Wire") == ["a", "b"]

@@ -12,7 +12,7 @@ struct Region {
     /// 0 after deregistration.
     key: AtomicU64,
     at: AtomicU64,
-    bytes: AtomicU64,
+    pub bytes: AtomicU64,
     /// Address of the first byte in operations of peers: `at`, or 0 without virtual addresses.
     base: AtomicU64,
 }

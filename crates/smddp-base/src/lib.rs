@@ -1,13 +1,21 @@
-//! Shared utilities: fork detection, sockets that a forked child does not keep, locks, threads, random bytes and log
-//! texts.
+//! What several crates use: the description of a call, faults and messages, which all transports share; fork detection,
+//! sockets that a forked child does not keep, locks, threads, random bytes and log texts.
 #![warn(missing_docs)]
 
+mod call;
 mod close_on_fork;
+mod fault;
 pub mod fork;
+mod host;
 mod lock;
+pub mod p2p;
 pub mod random;
 pub mod threads;
 pub mod warning;
 
+pub use call::{CallFingerprint, Channels, Mismatch, RecvChannel, SendChannel};
 pub use close_on_fork::CloseOnFork;
+pub use fault::{Fault, MAX_ABORT_REPORT};
+pub use host::host_name;
 pub use lock::lock;
+pub use p2p::{Envelope, MessageId, MessageTransport};

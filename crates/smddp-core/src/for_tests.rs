@@ -1,8 +1,8 @@
 //! Fixture of unit tests: a group of one rank whose peers never join.
 
-use smddp_transport::Group;
-use smddp_transport::interface::{AddressFamily, InterfaceFilter};
-use smddp_transport::joint::{InterNode, Prepared, TransportOptions};
+use smddp_group::Group;
+use smddp_group::joint::{InterNode, Prepared, TransportOptions};
+use smddp_net::interface::{AddressFamily, InterfaceFilter};
 
 /// Returns rank 0 of a group of `size` ranks on this node.
 pub(crate) fn group(size: usize) -> Group {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use smddp_transport::interface::{self, Interface, choose_from};
+use smddp_net::interface::{self, Interface, choose_from};
 
 use crate::config::network;
 use crate::config::{Config, DEPRECATED, NetworkSource, SETTINGS};

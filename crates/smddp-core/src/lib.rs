@@ -35,17 +35,17 @@ pub use device::DeviceStream;
 pub use error::{Error, Result};
 pub use kernels::simd_level;
 pub use observe::recorder::{Counters, dump};
+pub use smddp_base::fork::PerProcess;
+pub use smddp_base::host_name;
 pub use smddp_base::lock;
+pub use smddp_base::threads::spawn;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::format::variant_name;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
-pub use smddp_transport::fork::PerProcess;
-pub use smddp_transport::host_name;
-pub use smddp_transport::process::{
+pub use smddp_process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, record_error, set_frame_source, system_call_error,
     undisturbed,
 };
-pub use smddp_transport::threads::spawn;
 pub use startup::{Deletion, MAX_RANKS, ParentGroup, Pending, Store, check_size};
 pub use sync::completion::{KeepAlive, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};
@@ -57,15 +57,15 @@ pub use types::{DType, RedOp};
 /// [`Error::Config`] for invalid settings, or if no interface matches them.
 pub fn network_address(port: u16) -> Result<std::net::SocketAddr> {
     let config = Config::get()?;
-    let chosen = smddp_transport::interface::choose(&config.interface, config.family);
+    let chosen = smddp_net::interface::choose(&config.interface, config.family);
     let chosen = chosen.map_err(|error| Error::Config(error.to_string()))?;
     Ok(chosen.address.with_port(port))
 }
 
 /// Lists the network interfaces of this machine with their addresses in one line.
 pub fn interfaces() -> String {
-    match smddp_transport::interface::machine::interfaces() {
-        Ok(found) => smddp_transport::interface::listing(&found),
+    match smddp_net::interface::machine::interfaces() {
+        Ok(found) => smddp_net::interface::listing(&found),
         Err(error) => format!("unknown: {error}"),
     }
 }

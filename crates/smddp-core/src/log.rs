@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use smddp_transport::fork::PerProcess;
+use smddp_base::fork::PerProcess;
 
 use crate::sync::lock;
 
@@ -104,7 +104,7 @@ pub fn say(level: Level, text: &str) {
             return;
         }
     }
-    let (host, pid) = (smddp_transport::host_name(), std::process::id());
+    let (host, pid) = (smddp_base::host_name(), std::process::id());
     let rank = log.rank.as_deref().unwrap_or("?");
     let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
     let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");

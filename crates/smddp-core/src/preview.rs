@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
+use smddp_base::SendChannel;
+use smddp_group::Routes;
 use smddp_plan::{Collective, Counts, Decision, GroupShape, Memory, Network, Settings, Shape, Topology};
-use smddp_transport::shm::HEADER_PAYLOAD_BYTES;
-use smddp_transport::{Routes, SendChannel};
+use smddp_shm::HEADER_PAYLOAD_BYTES;
 
 use crate::bind::{GroupFacts, bind, describe_decision, plan_decision};
 use crate::call::key::Key;

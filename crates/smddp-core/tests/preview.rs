@@ -11,8 +11,8 @@ use common::means;
 
 use smddp_core::preview::{HypotheticalCall, HypotheticalGroup};
 use smddp_core::{Collective, Communicator, Config, DType, Network};
+use smddp_group::joint::Prepared;
 use smddp_plan::Topology;
-use smddp_transport::joint::Prepared;
 
 #[test]
 fn preview_agrees_with_a_real_group() {

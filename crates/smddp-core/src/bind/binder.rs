@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use smddp_base::{Channels, RecvChannel, SendChannel};
+use smddp_group::RoutedChannels;
 use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
-use smddp_transport::{Channels, RecvChannel, RoutedChannels, SendChannel};
 
 use super::{BlockRun, BoundCall, BoundStep, Compression, GroupFacts, IncomingMessage, Reduce, ZeroCopy};
 use crate::call::fingerprint;

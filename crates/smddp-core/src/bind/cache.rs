@@ -78,8 +78,8 @@ impl Cache {
 mod tests {
     use std::sync::OnceLock;
 
+    use smddp_group::Routes;
     use smddp_plan::{Collective, Counts, Memory, Topology};
-    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};

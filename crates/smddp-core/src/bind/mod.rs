@@ -9,12 +9,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use smddp_base::{CallFingerprint, Channels};
+use smddp_group::{RoutedChannels, Routes};
 use smddp_plan::format::{AlgorithmVariant, variant_name};
 use smddp_plan::{
     Association, Buffer, Choice, Collective, Decision, Format, Formats, GroupShape, Memory, Network,
     PlanRequest, Program, Reason, Settings, Step, Topology, decide, plan,
 };
-use smddp_transport::{CallFingerprint, Channels, RoutedChannels, Routes, SingleCopy};
+use smddp_process::SingleCopy;
 
 pub(crate) use self::cache::Cache;
 pub(crate) use self::staging_check::check;

@@ -1,6 +1,6 @@
 //! Check that the staging memory can ever hold the slots of a call.
 
-use smddp_transport::process::Endpoint;
+use smddp_process::Endpoint;
 
 use super::{BoundCall, GroupFacts};
 use crate::error::{Error, Result};
@@ -43,8 +43,8 @@ pub(crate) fn check(bound: &BoundCall, facts: &GroupFacts, call: &str, cap: usiz
 mod tests {
     use std::sync::{Arc, OnceLock};
 
+    use smddp_group::Routes;
     use smddp_plan::{Algorithm, Collective, Counts, Memory, Topology};
-    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::bind;

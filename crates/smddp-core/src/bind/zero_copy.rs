@@ -7,7 +7,7 @@
 //! In is its Out: see [`ZeroCopy::sends_in_place`].
 
 use smddp_plan::{Buffer, Collective};
-use smddp_transport::SingleCopy;
+use smddp_process::SingleCopy;
 
 use super::{BlockRun, BoundCall, BoundStep};
 
@@ -207,9 +207,9 @@ fn is_unchanged_until_sent(bound: &BoundCall, send_channel: usize) -> bool {
 mod tests {
     use std::sync::{Arc, OnceLock};
 
+    use smddp_group::Routes;
     use smddp_plan::check::{Operation, Sizes, check_by_reference, programs};
     use smddp_plan::{Algorithm, Counts, Memory, Topology};
-    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};

@@ -3,8 +3,8 @@
 //! `call`: collective, dtype, redop, root, plan. `count`: elements. A hash is added for blocks of different sizes
 //! and for a factor, so that calls with equal sums differ.
 
+use smddp_base::CallFingerprint;
 use smddp_plan::{Collective, Counts, Decision};
-use smddp_transport::CallFingerprint;
 
 use crate::call::key::{Key, SPARSE};
 use crate::call::name_of;

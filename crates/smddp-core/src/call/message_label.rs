@@ -1,6 +1,6 @@
 //! Names of sends and recvs, for errors and for the recorder, which stores them as a fingerprint.
 
-use smddp_transport::CallFingerprint;
+use smddp_base::CallFingerprint;
 
 use crate::call::types::DType;
 

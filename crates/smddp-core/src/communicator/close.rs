@@ -5,7 +5,7 @@ use std::sync::{Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use smddp_transport::fork::{self, PerProcess};
+use smddp_base::fork::{self, PerProcess};
 
 use super::Communicator;
 use crate::engine::Command;

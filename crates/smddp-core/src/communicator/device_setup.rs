@@ -5,7 +5,7 @@ use std::sync::{Arc, TryLockError};
 
 use smddp_cuda::Uuid;
 use smddp_plan::Memory;
-use smddp_transport::SharedPage;
+use smddp_shm::SharedPage;
 
 use super::Communicator;
 use crate::call::{self, Call};

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use smddp_base::fork;
+use smddp_group::Group;
+use smddp_group::bootstrap::Claim;
 use smddp_plan::{Collective, Counts, Memory, Network, Topology};
-use smddp_transport::Group;
-use smddp_transport::bootstrap::Claim;
-use smddp_transport::fork;
 
 use self::close::OPEN_GROUPS;
 pub use self::close::shutdown;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Facts, fork};
+use smddp_base::fork;
+use smddp_group::Facts;
 
 use super::Communicator;
 use crate::engine::Command;

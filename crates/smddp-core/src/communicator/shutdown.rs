@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use smddp_base::{CallFingerprint, Mismatch};
 use smddp_plan::{Collective, Counts};
-use smddp_transport::{CallFingerprint, Mismatch};
 
 use crate::call::fingerprint::{self, mix};
 use crate::call::types::{DType, RedOp};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use smddp_base::fork;
 use smddp_plan::Collective;
-use smddp_transport::fork;
 
 use crate::call;
 use crate::call::message_label::Direction;

@@ -7,7 +7,7 @@
 //! - `SMDDP_STREAM_BYTES` depends on the cache sizes, like glibc's `x86_non_temporal_threshold`.
 //! - `SMDDP_STRAGGLERS` starts a thread, and works without metrics.
 
-use smddp_transport::joint::InterNode;
+use smddp_group::joint::InterNode;
 
 use super::network::{self, NetworkSource};
 use super::transports::{self, EFA, TransportChoice};

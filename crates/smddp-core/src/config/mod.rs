@@ -12,11 +12,11 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use smddp_net::interface::{AddressFamily, InterfaceFilter};
 use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Settings};
-use smddp_transport::SingleCopy;
-use smddp_transport::interface::{AddressFamily, InterfaceFilter};
+use smddp_process::SingleCopy;
 
 use self::deprecated::Translated;
 pub use self::deprecated::{DEPRECATED, DeprecatedSetting};

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use smddp_base::fork::PerProcess;
 use smddp_plan::Network;
 use smddp_plan::names::did_you_mean;
-use smddp_transport::fork::PerProcess;
 
 use crate::sync::lock;
 

@@ -1,12 +1,9 @@
 //! Transport options of the settings, and the transport that they select between nodes, for `smddp info`.
 
+use smddp_fabric::provider_choice::{self, Provider, ProviderError};
+use smddp_group::joint::{InterNode, TransportOptions, may_have_efa};
+use smddp_net::interface;
 use smddp_plan::names::did_you_mean;
-use smddp_transport::fabric::{
-    self,
-    provider_choice::{Provider, ProviderError},
-};
-use smddp_transport::interface;
-use smddp_transport::joint::{InterNode, TransportOptions, may_have_efa};
 
 use super::{Config, is_rank_node};
 
@@ -116,7 +113,7 @@ impl Config {
     }
 
     fn choose_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
-        fabric::provider_choice::choose_provider(&fabric::provider_choice::Settings {
+        provider_choice::choose_provider(&provider_choice::Settings {
             library: self.library.clone(),
             provider: self.transport.provider.clone(),
             address: None,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use smddp_net::interface::{self, AddressFamily, InterfaceFilter};
 use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats};
-use smddp_transport::SingleCopy;
-use smddp_transport::interface::{self, AddressFamily, InterfaceFilter};
+use smddp_process::SingleCopy;
 
 use crate::config::{NetworkSource, TransportChoice, files};
 use crate::log::Level;

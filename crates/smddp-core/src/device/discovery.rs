@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use smddp_base::fork::PerProcess;
 use smddp_cuda::Device;
 use smddp_cuda::driver::Cuda;
-use smddp_transport::fork::PerProcess;
-use smddp_transport::process::undisturbed;
+use smddp_process::undisturbed;
 
 use crate::config::Config;
 use crate::error::{Error, Result};

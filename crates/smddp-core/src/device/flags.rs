@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smddp_cuda::{Address, Device, Result};
-use smddp_transport::SharedPage;
+use smddp_shm::SharedPage;
 
 use super::MAX_SITES;
 

@@ -5,9 +5,10 @@ use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use smddp_base::fork::PerProcess;
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
-use smddp_transport::fork::PerProcess;
-use smddp_transport::{MemoryExport, SharedPage};
+use smddp_process::MemoryExport;
+use smddp_shm::SharedPage;
 
 use super::site_handle::DeviceSiteHandle;
 use crate::sync::lock;

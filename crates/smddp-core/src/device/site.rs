@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Rounding, Wait};
-use smddp_transport::SharedPage;
+use smddp_shm::SharedPage;
 
 use super::flags::DeviceFlags;
 use super::pinned_slots::PinnedSlots;

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use smddp_transport::process::record_error;
-use smddp_transport::{CallFingerprint, Liveness, Mismatch};
+use smddp_base::{CallFingerprint, Mismatch};
+use smddp_group::Liveness;
+use smddp_process::record_error;
 
 use super::Engine;
 use crate::error::Error;

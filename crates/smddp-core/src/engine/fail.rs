@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_transport::process::record_error;
+use smddp_process::record_error;
 
 use super::Engine;
 use super::shared::{DESTROYED, SharedState};

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Envelope, Group, MessageId};
+use smddp_base::{Envelope, MessageId};
+use smddp_group::Group;
 
 use self::transfer::MessageBuffer;
 use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smddp_group::{Facts, Group};
 use smddp_plan::format::variant_name;
-use smddp_transport::{Facts, Group};
 
 use crate::call::fingerprint;
 use crate::call::numbered;

@@ -117,8 +117,8 @@ impl Operation {
 mod tests {
     use std::sync::OnceLock;
 
+    use smddp_group::Routes;
     use smddp_plan::{Counts, Memory, Topology};
-    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::fork;
+use smddp_base::fork;
 
 use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_transport::fork::PerProcess;
+use smddp_base::fork::PerProcess;
 
 use crate::engine::shared::SharedState;
 use crate::engine::wait_plan::{SpinPolicy, WaitPlan, max_poll_interval};

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use smddp_transport::bootstrap::Claim;
-use smddp_transport::{SharedPage, Sleeper, fork};
+use smddp_base::fork;
+use smddp_group::bootstrap::Claim;
+use smddp_process::Sleeper;
+use smddp_shm::SharedPage;
 
 use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Group, Sleeper};
+use smddp_group::Group;
+use smddp_process::Sleeper;
 
 use crate::config::cores::{cores, local_ranks};
 

@@ -6,9 +6,10 @@ mod operation;
 
 use std::iter;
 
+use smddp_base::Mismatch;
 use smddp_cuda::{Address, Wait};
+use smddp_group::{Group, Outgoing};
 use smddp_plan::{Buffer, Collective};
-use smddp_transport::{Group, Mismatch, Outgoing};
 
 use self::messages::{MessageSource, SendTarget};
 pub(crate) use self::operation::DeviceOp;

@@ -6,8 +6,10 @@
 
 mod compressed;
 
+use smddp_base::Mismatch;
+use smddp_group::{Group, Outgoing, RecvTarget};
 use smddp_plan::{Association, Buffer};
-use smddp_transport::{Group, Mismatch, Outgoing, RecvTarget, ZeroCopySource};
+use smddp_shm::ZeroCopySource;
 
 use self::compressed::CompressedHost;
 use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce, ZeroCopyCandidate};

@@ -4,8 +4,9 @@
 //! available. A [`StepExecutor`] moves the bytes: with the processor for host memory, or with enqueued work for
 //! device memory.
 
+use smddp_base::Mismatch;
+use smddp_group::Group;
 use smddp_plan::Buffer;
-use smddp_transport::{Group, Mismatch};
 
 use crate::bind::{BlockRun, BoundCall, BoundStep, IncomingMessage, Reduce};
 use crate::call::types::DType;

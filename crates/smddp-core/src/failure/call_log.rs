@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use smddp_transport::CallFingerprint;
+use smddp_base::CallFingerprint;
 
 use crate::call::fingerprint::mix;
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smddp_base::{CallFingerprint, Mismatch};
+use smddp_group::{Facts, QueryAnswer, RankFacts};
 use smddp_plan::Collective;
-use smddp_transport::process::STOPPED;
-use smddp_transport::{CallFingerprint, Facts, Mismatch, QueryAnswer, RankFacts};
+use smddp_process::STOPPED;
 
 use crate::call::fingerprint::{self, call};
 use crate::call::numbered;

@@ -7,8 +7,9 @@ mod faults;
 
 use std::time::{Duration, Instant};
 
+use smddp_base::{CallFingerprint, Mismatch};
+use smddp_group::Facts;
 use smddp_plan::Collective;
-use smddp_transport::{CallFingerprint, Facts, Mismatch};
 
 use super::limits::Limits;
 use super::names::GroupNames;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use smddp_base::CallFingerprint;
 use smddp_plan::Collective;
-use smddp_transport::CallFingerprint;
 
 use crate::call::{fingerprint, numbered};
 use crate::error::Error;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use smddp_transport::MAX_ABORT_REPORT;
+use smddp_base::MAX_ABORT_REPORT;
 
 use super::names::GroupNames;
 use crate::error::Error;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smddp_transport::{Facts, QueryAnswer};
+use smddp_group::{Facts, QueryAnswer};
 
 use super::error_text::queried_ranks;
 use super::limits::Limits;

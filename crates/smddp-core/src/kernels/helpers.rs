@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::thread::{self, Thread};
 
-use smddp_transport::fork::PerProcess;
+use smddp_base::fork::PerProcess;
 
 use crate::config::Config;
 use crate::config::cores;

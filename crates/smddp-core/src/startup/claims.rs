@@ -3,7 +3,7 @@
 //!
 //! Only initial groups have claims: any other group is created by processes of a group that has them.
 
-use smddp_transport::bootstrap::{Holder, RankTree};
+use smddp_group::bootstrap::{Holder, RankTree};
 
 use super::store::{Deletion, Store};
 use crate::error::{Error, Result};

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::RankInfo;
-use smddp_transport::bootstrap::{MAX_RECORD, RankTree};
-use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
-use smddp_transport::shm::Unreachable;
-use smddp_transport::warning::Notice;
+use smddp_base::warning::Notice;
+use smddp_group::RankInfo;
+use smddp_group::bootstrap::{MAX_RECORD, RankTree};
+use smddp_group::joint::{JoinError, Joined, OpenEndpoint, Prepared};
+use smddp_shm::Unreachable;
 
 use super::network_probe;
 use super::size::check_size;
@@ -54,7 +54,7 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
-        smddp_transport::warning::set_hook(|notice, text| {
+        smddp_base::warning::set_hook(|notice, text| {
             let level = if notice == Notice::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
@@ -134,10 +134,7 @@ impl Pending {
         let rank_infos = self.checked(rank_infos)?;
         let known =
             network::combine_estimates(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
-        let me = {
-            let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
-            format!("rank {rank} (host {host}, pid {pid})")
-        };
+        let me = self.prepared.rank_info().name();
         let Joined { group, nodes, local_ranks, log_lines } = self
             .prepared
             .connect(rank_infos)
@@ -172,7 +169,7 @@ impl Pending {
 
     fn checked(&self, rank_infos: &[Vec<u8>]) -> Result<Vec<RankInfo>> {
         let (name, mine) = (&self.name, self.prepared.rank_info());
-        let (me, size) = (mine.rank, mine.size as usize);
+        let (me, size) = (mine.address.rank, mine.address.size as usize);
         if rank_infos.len() != size {
             return Err(Error::Invalid(format!(
                 "group `{name}`: expected rank information of {size} ranks, got {}",
@@ -187,17 +184,18 @@ impl Pending {
             let differ = |property: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
                     "group `{name}`: {property} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
-                    rank_info.host, rank_info.pid
+                    rank_info.address.host, rank_info.address.pid
                 )))
             };
             if (rank_info.protocol, &rank_info.version) != (mine.protocol, &mine.version) {
                 return differ("the version of smddp", &mine.version, &rank_info.version);
             }
-            if (rank_info.rank as usize, rank_info.size as usize) != (rank, size) {
+            let named = (rank_info.address.rank as usize, rank_info.address.size as usize);
+            if named != (rank, size) {
                 return differ(
                     "rank and size",
                     &format!("{rank} of {size}"),
-                    &format!("{} of {}", rank_info.rank, rank_info.size),
+                    &format!("{} of {}", named.0, named.1),
                 );
             }
             for ((setting, here), (_, there)) in mine.settings.iter().zip(&rank_info.settings) {

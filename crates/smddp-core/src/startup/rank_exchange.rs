@@ -10,9 +10,9 @@ mod failures;
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{PARENT_TIMEOUT, RankTree, StartupFailure, rank_label};
-use smddp_transport::joint::OpenEndpoint;
-use smddp_transport::process::record_error;
+use smddp_group::bootstrap::{PARENT_TIMEOUT, RankTree, StartupFailure, rank_label};
+use smddp_group::joint::OpenEndpoint;
+use smddp_process::record_error;
 
 use super::claims;
 use super::pending::{LOST_AT_STARTUP, Pending};

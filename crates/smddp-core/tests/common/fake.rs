@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smddp_core::Communicator;
-use smddp_transport::joint::{Joined, Prepared, WireScript};
+use smddp_group::joint::{Joined, Prepared, WireScript};
 
 use super::means;
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use fake_libfabric::{SimulatedFabric, knob};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
-use smddp_transport::fabric::provider_choice;
-use smddp_transport::interface::{AddressFamily, InterfaceFilter};
-use smddp_transport::joint::{InterNode, Joined, Prepared, TransportOptions, WireScript};
+use smddp_fabric::provider_choice;
+use smddp_group::joint::{InterNode, Joined, Prepared, TransportOptions, WireScript};
+use smddp_net::interface::{AddressFamily, InterfaceFilter};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit for prompt operations on a loaded machine; shorter than every timeout.

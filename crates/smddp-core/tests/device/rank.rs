@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp, Result, Work};
 use smddp_cuda::{Address, Copy, Device, Stream};
-use smddp_transport::joint::Joined;
+use smddp_group::joint::Joined;
 
 use crate::common::{shape, value};
 use crate::processes::{map_at, unmap};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Error};
-use smddp_transport::joint::WireScript;
+use smddp_group::joint::WireScript;
 
 use crate::common::TIMEOUT;
 use crate::common::fake::Fake;

@@ -4,8 +4,9 @@ use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smddp_base::{CallFingerprint, Channels};
 use smddp_core::{Collective, Communicator, DType, Error, Options};
-use smddp_transport::{CallFingerprint, Channels, Facts};
+use smddp_group::Facts;
 
 use crate::common::group::world;
 use crate::common::job::Job;

@@ -1,8 +1,8 @@
 //! Ranks that get exchanged addresses of their peers: every call gives correct results or raises an error.
 
 use smddp_core::{Collective, Communicator, DType, Options, Result};
-use smddp_transport::RankInfo;
-use smddp_transport::joint::{Joined, Prepared, TransportOptions};
+use smddp_group::RankInfo;
+use smddp_group::joint::{Joined, Prepared, TransportOptions};
 
 use crate::common::{Gate, TIMEOUT, means, over, try_one};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fake_libfabric::knob;
 use smddp_core::{Collective, Communicator, Error};
-use smddp_transport::joint::Joined;
+use smddp_group::joint::Joined;
 
 use crate::common::job::Job;
 use crate::common::{Gate, TIMEOUT, Wire, efa_links, fabric_links, over, simulated_efa};

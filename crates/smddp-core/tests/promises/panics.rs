@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, Error, Options};
-use smddp_transport::joint::WireScript;
+use smddp_group::joint::WireScript;
 
 use crate::common::fake::Fake;
 use crate::common::job::Job;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use smddp_transport::Group;
+use smddp_group::Group;
 
 use super::{Active, MessageQueues, count_message};
 use crate::error::Error;

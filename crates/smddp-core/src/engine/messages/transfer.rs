@@ -1,6 +1,7 @@
 //! Transfer of messages: moves their bytes between the callers' buffers and the transport.
 
-use smddp_transport::{Envelope, Group};
+use smddp_base::Envelope;
+use smddp_group::Group;
 
 use super::MessageQueues;
 use crate::call::message_label::Direction;

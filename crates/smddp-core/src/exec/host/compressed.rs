@@ -6,7 +6,8 @@
 
 use std::mem::MaybeUninit;
 
-use smddp_transport::{Group, Mismatch, Outgoing};
+use smddp_base::Mismatch;
+use smddp_group::{Group, Outgoing};
 
 use super::{Host, SlotAddress};
 use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smddp_transport::Facts;
+use smddp_group::Facts;
 
 use super::{Failure, FailureMonitor, State, Verdict};
 use crate::failure::error_text;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_transport::Facts;
+use smddp_group::Facts;
 
 use super::{Failure, FailureMonitor, State, Verdict, departs};
 use crate::error::Error;

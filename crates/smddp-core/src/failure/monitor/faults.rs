@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smddp_transport::{Facts, Liveness};
+use smddp_group::{Facts, Liveness};
 
 use super::{Failure, FailureMonitor, Verdict, departs};
 use crate::failure::pending::Pending;

@@ -3,10 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use smddp_base::{CallFingerprint, Mismatch};
+use smddp_group::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 use smddp_plan::Collective;
-use smddp_transport::{
-    AbortReport, CallFingerprint, CallMismatch, Facts, Liveness, Mismatch, QueryAnswer, RankFacts,
-};
 
 use crate::call::fingerprint;
 use crate::call::types::{DType, RedOp};

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use smddp_base::fork::PerProcess;
 use smddp_plan::Algorithm;
 use smddp_plan::format::variant_name;
-use smddp_transport::fork::PerProcess;
 
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
@@ -18,7 +18,7 @@ use crate::log::{self, Level};
 use crate::sync::lock;
 
 pub(super) fn main_thread_location() -> String {
-    smddp_transport::process::main_thread_location()
+    smddp_process::main_thread_location()
 }
 
 /// Returns the state of this process and its groups. `with_operations`: all recorded operations, else only the
@@ -29,7 +29,7 @@ pub(super) fn process(with_operations: bool) -> Value {
     let groups: Vec<Value> = live().iter().map(|recorder| group(recorder, &clock, with_operations)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "host": smddp_transport::host_name(),
+        "host": smddp_base::host_name(),
         "pid": std::process::id(),
         "rank": launch.and_then(|rank| rank.parse::<u64>().ok()),
         "time_ns": clock.wall(super::ticks()),
@@ -137,7 +137,7 @@ static WRITING: PerProcess<Writing> = PerProcess::new();
 pub(crate) fn write(folder: &Path) {
     // One write at a time; the last file is the newest.
     let _one = lock(&WRITING.get().now);
-    let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
+    let name = format!("smddp-{}-{}.json", smddp_base::host_name(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
     let written = std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&part, process(true).to_string()))
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn failed_dump_leaves_no_partial_file() {
         let folder = std::env::temp_dir().join(format!("smddp-test-dump-{}", std::process::id()));
-        let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
+        let name = format!("smddp-{}-{}.json", smddp_base::host_name(), std::process::id());
         // A file cannot replace a folder with contents.
         std::fs::create_dir_all(folder.join(&name).join("inside")).unwrap();
         write(&folder);

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use smddp_base::CallFingerprint;
+use smddp_base::fork::PerProcess;
 use smddp_plan::Topology;
-use smddp_transport::CallFingerprint;
-use smddp_transport::fork::PerProcess;
-use smddp_transport::process::{StatusQuery, set_responder};
+use smddp_process::{StatusQuery, set_responder};
 
 use self::clock::Clock;
 pub(crate) use self::clock::ticks;

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use smddp_transport::CallFingerprint;
+use smddp_base::CallFingerprint;
 
 /// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

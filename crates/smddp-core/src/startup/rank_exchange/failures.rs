@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{Holder, RankTree, StartupFailure, rank_label};
+use smddp_group::bootstrap::{Holder, RankTree, StartupFailure, rank_label};
 
 use super::{FAILURE_KEY, FIRST_PAUSE, LONGEST_PAUSE, ParentGroup, RankExchange, key};
 use crate::error::{Error, Result};

@@ -13,7 +13,7 @@ _OWN_FILES = 64
 _FILES_OF_A_PEER = 2
 # Bytes mapped by an interpreter.
 _OWN_SPACE_WITHOUT_TORCH = 512 << 20
-# Values of crates/smddp-transport/src/process: layout.rs and room.rs.
+# Values of crates/smddp-process/src: layout.rs and room.rs.
 _CONTROL = 256 << 20
 _LEAST_RESERVE = 32 << 20
 

@@ -1,0 +1,23 @@
+//! Transport of bytes between the ranks of one group.
+//!
+//! A [`Group`] is one rank's end of a communicator. It has shared memory with the ranks of its node, and a wire to the ranks of
+//! other nodes if there are any.
+
+#![warn(missing_docs)]
+
+pub mod bootstrap;
+mod channels;
+mod facts;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
+pub mod joint;
+mod layout;
+mod messages;
+mod rank_info;
+#[cfg(test)]
+mod tcp_tests;
+
+pub use channels::Carrier;
+pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
+pub use joint::{Group, GroupInfo, Health, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
+pub use rank_info::{RankInfo, RankInfoError};

@@ -1,0 +1,178 @@
+//! Header of every payload between nodes: 64 bytes, little endian.
+
+/// Size of an encoded header, in bytes.
+pub const HEADER: usize = 64;
+
+/// Type of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Message `index` of `channel` in operation `seq`. `what` and `count` are the sender's call fingerprint.
+    /// `total` is the channel's size in the whole operation, in bytes.
+    Data = 1,
+    /// The sender has read `index` messages in total of the receiver's send channel `channel` in operation `seq`.
+    Credit = 2,
+    /// Start of message `seq`: `what` is the element type, `count` the tag, `total` its size in bytes. `channel` is
+    /// unused. `index` is [`Frame::FOLLOWS`] if the message's only fragment is the next frame.
+    Announce = 3,
+    /// The receiver of message `seq` has room for `index` fragments in total.
+    Grant = 4,
+    /// Fragment `index` of message `seq`.
+    Fragment = 5,
+    /// The sender aborts the group; the payload is the reason.
+    Abort = 6,
+    /// The sender leaves the group: its last frame on class `channel`. `index` is the bit set of the classes that it
+    /// used. On the class of messages the payload is the last error of its process, if any, and `total` its age in
+    /// nanoseconds.
+    Leave = 7,
+    /// The sender waits for the receiver in operation `seq`; `what` is its call.
+    WaitNotice = 8,
+    /// Last frame of the sender over this connection.
+    Move = 9,
+    /// First frame of the sender over this connection; `Move` is its last frame over another one.
+    Moved = 10,
+    /// The sender leaves together with all other ranks, and has announced its last message.
+    LastMessage = 11,
+}
+
+impl Kind {
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::Data,
+        Self::Credit,
+        Self::Announce,
+        Self::Grant,
+        Self::Fragment,
+        Self::Abort,
+        Self::Leave,
+        Self::WaitNotice,
+        Self::Move,
+        Self::Moved,
+        Self::LastMessage,
+    ];
+}
+
+/// Decoded frame header. [`Kind`] defines the fields of each type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Kind of the frame.
+    pub kind: Kind,
+    /// Channel of the operation.
+    pub channel: u32,
+    /// Sequence number of the operation, or number of the point-to-point message.
+    pub seq: u64,
+    /// Number of the message in its channel.
+    pub index: u64,
+    /// Size of the payload that follows, in bytes.
+    pub bytes: u64,
+    /// First half of a fingerprint, or a tag.
+    pub what: u64,
+    /// Second half of a fingerprint, or a data type.
+    pub count: u64,
+    /// Bytes of all payloads of the channel or message.
+    pub total: u64,
+}
+
+/// Magic number and version. They detect a stream that is not at a frame boundary.
+const MAGIC: u32 = 0x5d0d_0001;
+
+/// Number of frame classes between two ranks.
+pub const CLASSES: usize = 2;
+/// Class of point-to-point messages. Abort and leave frames use every class in use, and always this one.
+pub const MESSAGES: usize = 1;
+/// Class of collectives.
+pub const COLLECTIVES: usize = 0;
+/// Bit set of classes: class `c` has bit `1 << c`.
+pub type Classes = u8;
+/// Set of all classes.
+pub const ALL_CLASSES: Classes = (1 << CLASSES) - 1;
+
+impl Frame {
+    /// Returns the class of the frame. Classes do not block each other: data of a collective may have to wait until its
+    /// receiver makes that call, while messages between the two ranks proceed.
+    pub const fn class(&self) -> usize {
+        match self.kind {
+            Kind::Data | Kind::Credit | Kind::WaitNotice | Kind::Move | Kind::Moved => 0,
+            // Sent on every class that was used.
+            Kind::Leave | Kind::Abort => self.channel as usize,
+            Kind::Announce | Kind::Grant | Kind::Fragment | Kind::LastMessage => MESSAGES,
+        }
+    }
+
+    /// Value of `index` in an `Announce` whose only fragment is the next frame.
+    pub const FOLLOWS: u64 = 1;
+
+    /// Returns true if the next frame on the class follows at once, so that both can be sent together.
+    pub const fn announces(&self) -> bool {
+        matches!(self.kind, Kind::Announce) && self.index == Self::FOLLOWS && self.total > 0
+    }
+
+    /// Returns a frame without payload whose other fields are zero.
+    pub const fn new(kind: Kind, seq: u64) -> Self {
+        Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0 }
+    }
+
+    /// Encodes the header.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        let fields = [
+            u64::from(MAGIC) | (self.kind as u64) << 32,
+            u64::from(self.channel),
+            self.seq,
+            self.index,
+            self.bytes,
+            self.what,
+            self.count,
+            self.total,
+        ];
+        for (chunk, field) in out.chunks_exact_mut(8).zip(fields) {
+            chunk.copy_from_slice(&field.to_le_bytes());
+        }
+        out
+    }
+
+    /// Returns `None` for an invalid header.
+    pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        let mut fields = [0; HEADER / 8];
+        for (field, chunk) in fields.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(chunk);
+            *field = u64::from_le_bytes(eight);
+        }
+        let [first, channel, seq, index, bytes, what, count, total] = fields;
+        let kind = Kind::ALL.into_iter().find(|&k| k as u64 == first >> 32)?;
+        (first as u32 == MAGIC).then_some(Self {
+            kind,
+            channel: u32::try_from(channel).ok()?,
+            seq,
+            index,
+            bytes,
+            what,
+            count,
+            total,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoding_an_encoded_frame_returns_it() {
+        for kind in Kind::ALL {
+            let frame = Frame {
+                kind,
+                channel: 7,
+                seq: u64::MAX,
+                index: 3,
+                bytes: 1 << 40,
+                what: 5,
+                count: 6,
+                total: 9,
+            };
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+        assert_eq!(Frame::decode(&[0; HEADER]), None);
+    }
+}
