@@ -1,10 +1,13 @@
 //! What several crates use: the description of a call, faults and messages, which all transports share; fork detection,
 //! sockets that a forked child does not keep, locks, threads, random bytes and log texts.
+#![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 mod call;
+#[allow(unsafe_code)]
 mod close_on_fork;
 mod fault;
+#[allow(unsafe_code)]
 pub mod fork;
 mod host;
 mod lock;

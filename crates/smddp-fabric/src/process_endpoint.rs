@@ -22,6 +22,9 @@ struct Current {
 static CURRENT: PerProcess<Mutex<Current>> = PerProcess::new();
 
 /// Returns the process's endpoint; the settings of the first group apply. `peers` and `budget`: see [`FabricEndpoint::new`].
+///
+/// # Errors
+/// The settings are invalid, no provider matches them, or a device of the provider cannot be opened. The text is for users.
 pub fn shared(
     process: &Endpoint,
     settings: impl FnOnce() -> Result<Settings, String>,
@@ -38,6 +41,9 @@ pub fn shared(
 }
 
 /// Opens an endpoint that only the caller uses. Arguments: see [`shared`].
+///
+/// # Errors
+/// See [`shared`].
 pub fn separate(
     process: &Endpoint,
     settings: impl FnOnce() -> Result<Settings, String>,

@@ -103,20 +103,35 @@ pub trait Rail: Send {
     fn address(&self) -> Vec<u8>;
     /// Registers memory for all operations of this process and of peers.
     ///
+    /// # Errors
+    /// The device rejects the registration; the text has its reason.
+    ///
     /// # Safety
     /// The memory lives until the rail is dropped.
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String>;
     /// Inserts a peer's address into the address vector; returns its handle.
+    ///
+    /// # Errors
+    /// The device rejects the address.
     fn insert(&mut self, address: &[u8]) -> Result<u64, String>;
 
+    /// # Errors
+    /// For this and the following methods: the device is broken. A full queue is no error.
+    ///
     /// # Safety
     /// For this and the following methods: `local` is registered memory of this process that does not move. Until the operation's
     /// completion, nothing else reads it (receive, read) or writes it (send, write).
     unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String>;
+    /// # Errors
+    /// See [`Rail::receive`].
+    ///
     /// # Safety
     /// See [`Rail::receive`].
     unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String>;
     /// Reads from a peer, or writes to it with `write` as immediate data, which arrives after all the bytes.
+    ///
+    /// # Errors
+    /// See [`Rail::receive`].
     ///
     /// # Safety
     /// See [`Rail::receive`].

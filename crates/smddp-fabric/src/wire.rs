@@ -27,6 +27,9 @@ impl FabricWire {
     /// Creates the group at an endpoint, and returns the address that the other ranks need to send to it. They may send from now
     /// on, before their addresses are known here. `me`: this rank of `size`. `expected`: maximum number of ranks in other
     /// processes that use this wire.
+    ///
+    /// # Errors
+    /// The endpoint has failed, or it cannot register the memory that the group needs.
     pub fn prepare(
         endpoint: &SharedEndpoint,
         me: usize,
@@ -49,6 +52,9 @@ impl FabricWire {
     }
 
     /// `addresses`: by rank; `None` for this rank and for ranks that do not use this wire.
+    ///
+    /// # Errors
+    /// The device rejects an address.
     pub fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         lock(&self.endpoint).connect(self.group, addresses)
     }

@@ -26,9 +26,11 @@ mod carrier;
 mod close;
 mod health;
 mod leave_notice;
+#[allow(unsafe_code)]
 mod state;
 mod straggler_query;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests;
 
 /// Number of completed operations whose fingerprints are kept to check late frames.

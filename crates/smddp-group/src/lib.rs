@@ -3,9 +3,11 @@
 //! A [`Group`] is one rank's end of a communicator. It has shared memory with the ranks of its node, and a wire to the ranks of
 //! other nodes if there are any.
 
-#![warn(missing_docs)]
+#![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod bootstrap;
+#[allow(unsafe_code)]
 mod channels;
 mod facts;
 #[cfg(any(test, feature = "testing"))]
@@ -15,6 +17,7 @@ mod layout;
 mod messages;
 mod rank_info;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tcp_tests;
 
 pub use channels::Carrier;

@@ -3,6 +3,7 @@
 //! The selection is a pure function of a filter and a list of interfaces, which [`machine::interfaces`] reads from the
 //! kernel. Only the core reads the settings; it passes their values here.
 
+#[allow(unsafe_code)]
 pub mod machine;
 mod pattern;
 use std::fmt;
@@ -235,12 +236,18 @@ pub enum Error {
 }
 
 /// Selects the interface and address to use on this machine.
+///
+/// # Errors
+/// See [`choose_from`]; [`Error::Machine`] if the kernel does not list the interfaces.
 pub fn choose(filter: &InterfaceFilter, family: AddressFamily) -> Result<SelectedInterface, Error> {
     let interfaces = machine::interfaces().map_err(|e| Error::Machine(e.to_string()))?;
     choose_from(&interfaces, filter, family)
 }
 
 /// Selects the interface and address to use from `interfaces`.
+///
+/// # Errors
+/// The filter is invalid, or no interface matches it and the family.
 pub fn choose_from(
     interfaces: &[Interface],
     filter: &InterfaceFilter,

@@ -3,16 +3,19 @@
 //!
 //! A transport implements [`wire::Wire`] in a crate of its own. This crate has no thread and no connection.
 
-#![warn(missing_docs)]
+#![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod frame;
 #[cfg(any(test, feature = "testing"))]
+#[allow(unsafe_code)]
 pub mod fuzzing;
 pub mod handshake;
 pub mod interface;
 pub mod known_hosts;
 pub mod socket_io;
 pub mod token;
+#[allow(unsafe_code)]
 pub mod wire;
 
 pub use token::Token;

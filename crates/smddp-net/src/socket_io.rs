@@ -10,12 +10,18 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use crate::handshake::{GREETING_BYTES, HandshakeEnd};
 
 /// Sends the concatenated slices with one system call. Returns the number of bytes that it accepted.
+///
+/// # Errors
+/// Those of `sendmsg`. A closed peer is [`ErrorKind::BrokenPipe`], without a signal.
 pub fn send(socket: impl AsFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     let mut control = SendAncillaryBuffer::default();
     Ok(retry_on_intr(|| sendmsg(&socket, slices, &mut control, SendFlags::NOSIGNAL))?)
 }
 
 /// Sends all bytes to a blocking socket.
+///
+/// # Errors
+/// Those of [`send`]; [`ErrorKind::WriteZero`] if the socket accepts no more bytes.
 pub fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match send(&socket, &[IoSlice::new(bytes)]) {

@@ -20,6 +20,9 @@ impl std::fmt::Debug for Token {
 }
 
 /// Returns cryptographically secure random bytes. Unlike a random id, a secret has no fallback if the generator fails.
+///
+/// # Errors
+/// The kernel returns too few bytes.
 pub fn random_secret() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();

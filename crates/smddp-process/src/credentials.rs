@@ -48,6 +48,9 @@ impl std::fmt::Display for PeerCredentials {
 }
 
 /// Checks that the peer of a unix socket runs as this process's user.
+///
+/// # Errors
+/// The peer runs as another user, or the kernel does not report its credentials.
 pub fn check_user(socket: impl AsFd) -> io::Result<PeerCredentials> {
     let (found, mine) = (PeerCredentials::of(socket)?, rustix::process::geteuid().as_raw());
     match found.uid == mine {

@@ -84,12 +84,18 @@ fn allocate(cap: usize, ranks: usize) -> io::Result<(SharedMemory, Option<OwnedF
 
 impl Endpoint {
     /// Returns the process's endpoint, created on first use. `cap`: bytes of the staging pool.
+    ///
+    /// # Errors
+    /// See [`Endpoint::with_local_ranks`].
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
         Self::with_local_ranks(cap, RANKS)
     }
 
     /// Returns the endpoint of a process whose host has `ranks` ranks. An address-space limit must fit the memory of
     /// all of them.
+    ///
+    /// # Errors
+    /// The kernel provides no memory, socket, descriptor or thread for the endpoint.
     pub fn with_local_ranks(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
@@ -160,6 +166,9 @@ impl Endpoint {
 
     /// Returns the process at an address, with its memory mapped. A known process is reused, even if it was opened
     /// under another token. Early death detection starts with the next `DeathWatch::refresh`.
+    ///
+    /// # Errors
+    /// The process is unreachable, does not accept the token, or this process has no address space for its memory.
     pub fn open_peer(&self, address: &ProcessAddress, token: &Arc<Token>) -> io::Result<Arc<PeerProcess>> {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);
@@ -199,6 +208,9 @@ impl Endpoint {
     }
 
     /// Requests the export `number` from the process at an address.
+    ///
+    /// # Errors
+    /// The process is unreachable, does not accept the token, or has no such export.
     pub fn import(
         &self,
         address: &ProcessAddress,

@@ -31,6 +31,9 @@ pub trait IncomingHost: Send {
     /// Returns the first stage of a connection.
     fn first_stage(&self) -> Stage;
     /// Checks the peer before anything is read. An error is the reason to reject the connection.
+    ///
+    /// # Errors
+    /// Reason to reject the connection.
     fn check_allowed(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
@@ -50,6 +53,9 @@ pub trait IncomingHost: Send {
         None
     }
     /// Answers a query that needs no token. Returns `None` while the query is incomplete.
+    ///
+    /// # Errors
+    /// The query is invalid; the connection is closed.
     fn answer(&self, _query: &[u8]) -> io::Result<Option<String>> {
         Ok(None)
     }

@@ -1,21 +1,27 @@
 //! State of one process that all its groups share: shared memory, exports, address, doorbell and known peers.
 
-#![warn(missing_docs)]
+#![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod activity_query;
 mod buffer;
 mod control_blocks;
+#[allow(unsafe_code)]
 mod credentials;
+#[allow(unsafe_code)]
 mod death_watch;
+#[allow(unsafe_code)]
 pub mod doorbell;
 pub mod endpoint;
 mod exports;
+#[allow(unsafe_code)]
 mod frames;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod incoming;
 pub mod last_error;
 pub mod layout;
+#[allow(unsafe_code)]
 pub mod memory;
 mod memory_request;
 pub mod order;
@@ -23,12 +29,14 @@ pub mod peer;
 pub mod pool;
 mod room;
 mod service;
+#[allow(unsafe_code)]
 pub mod single_copy;
 mod staging;
 pub mod status;
 mod symmetric;
 mod sync;
 mod token_registry;
+#[allow(unsafe_code)]
 mod undisturbed;
 
 pub use activity_query::STOPPED;

@@ -49,6 +49,9 @@ pub(super) fn describe_peer(socket: BorrowedFd<'_>) -> String {
 }
 
 /// Creates a non-blocking listener.
+///
+/// # Errors
+/// The name is in use, or the kernel provides no socket.
 pub fn listen(name: &[u8]) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;

@@ -39,6 +39,9 @@ impl SingleCopy {
 
 /// Copies `bytes` bytes from the address `from` of process `pid` to `to`, through the kernel.
 ///
+/// # Errors
+/// The process has ended, does not permit the access, or has no such memory. A part of the bytes may be copied.
+///
 /// # Safety
 /// `to` is valid for writes of `bytes` bytes, which no other thread accesses meanwhile.
 pub unsafe fn read(pid: Pid, from: usize, to: *mut u8, bytes: usize) -> io::Result<()> {

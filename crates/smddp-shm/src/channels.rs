@@ -1,5 +1,6 @@
 //! Local half of a group: the channels of one rank in the shared memory of its node. Ranks are numbered by their index on the node.
 
+#[allow(unsafe_code)]
 mod recv;
 mod send;
 

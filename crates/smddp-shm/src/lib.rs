@@ -3,7 +3,8 @@
 //! Each process owns one sealed memfd: control blocks (headers, small payload, states) and a staging pool. Peers receive its
 //! descriptor over an abstract unix socket. Nothing has a name in a file system, and nothing outlives the processes.
 
-#![warn(missing_docs)]
+#![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod cache_distance;
 mod channel_table;
@@ -12,6 +13,7 @@ mod channels;
 pub mod fuzzing;
 mod local_ranks;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod malformed_tests;
 mod messages;
 mod prepare;

@@ -54,6 +54,9 @@ impl SharedPage {
     }
 
     /// Imports an export of `rank`. Waits a few seconds at most for its process.
+    ///
+    /// # Errors
+    /// The rank is on another node, its process has ended, or it has no such export.
     pub fn import(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
         let peer = self.peer(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match peer.process {

@@ -32,6 +32,9 @@ pub struct Credential {
 
 impl Credential {
     /// Starts the handshake of a connection to rank `to`.
+    ///
+    /// # Errors
+    /// The kernel returns no random bytes.
     pub fn initiator(&self, (to, address): (usize, &TcpAddress), purpose: Purpose) -> io::Result<Initiator> {
         let from = Party { id: ProcessUid::default(), rank: self.rank };
         Initiator::new(&self.token, purpose, from, Party { id: address.listener_id, rank: to })

@@ -105,6 +105,9 @@ impl Connecting {
     }
 
     /// Advances the attempt. Returns the connection once both ends are authenticated.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: the attempt failed for good. Errors that may pass start another attempt.
     pub fn poll(&mut self) -> Result<Option<Connected>, ConnectError> {
         let mut dial = match std::mem::replace(&mut self.attempt, Attempt::Due) {
             Attempt::Dialing(dial) => dial,
@@ -144,6 +147,9 @@ impl Connecting {
     }
 
     /// Starts another attempt if one is due, or returns the error once the time for retries has passed.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: the time for retries has passed.
     pub fn check(&mut self, now: Instant) -> Result<(), ConnectError> {
         match &self.attempt {
             Attempt::Failed { error, local } => {

@@ -1,7 +1,9 @@
 //! One connection for frames: its link, its send queue and its frame reader.
 
+#[allow(unsafe_code)]
 mod queue;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests;
 use std::cell::Cell;
 use std::collections::VecDeque;

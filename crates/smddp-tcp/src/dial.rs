@@ -14,6 +14,9 @@ use smddp_net::token::Keys;
 use super::address::{Credential, TcpAddress};
 
 /// Starts a non-blocking connect.
+///
+/// # Errors
+/// The kernel provides no socket, or has no route to the address.
 pub fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -308,6 +308,9 @@ pub struct TcpEndpoint {
 
 impl TcpEndpoint {
     /// Returns the endpoint of this process, and creates it if needed. The settings of the first group apply.
+    ///
+    /// # Errors
+    /// No interface matches the filter, or the listening socket cannot be opened. The text is for users.
     pub fn get(
         endpoint: &Arc<Endpoint>,
         filter: &InterfaceFilter,

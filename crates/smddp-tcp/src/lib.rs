@@ -12,14 +12,17 @@
 //! A group that uses another wire has such a listener, too. Idle connections detect the end of a peer's process
 //! (`process_liveness`), and the service thread answers queries for a rank that makes no progress (`straggler_query`).
 
-#![warn(missing_docs)]
+#![deny(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod address;
 mod class_sink;
 pub mod connecting;
+#[allow(unsafe_code)]
 mod connection;
 pub mod dial;
 pub mod endpoint;
+#[allow(unsafe_code)]
 mod frame_reader;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
@@ -30,6 +33,7 @@ pub mod sideband;
 pub mod straggler_query;
 #[cfg(test)]
 mod tests;
+#[allow(unsafe_code)]
 pub mod wire;
 
 pub use address::TcpAddress;

@@ -1,5 +1,6 @@
 //! TCP wire: the connections of one communicator.
 
+#[allow(unsafe_code)]
 mod connections;
 use std::io;
 use std::mem::MaybeUninit;
@@ -85,6 +86,9 @@ impl TcpWire {
     }
 
     /// Creates a wire with these limits.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor for the epoll instance.
     pub fn with(sideband: Arc<Sideband>, limits: HostLivenessLimits) -> io::Result<Self> {
         let interface = sideband.interface();
         let encrypted = if sideband.group_listener.endpoint.encrypts { ", encrypted" } else { "" };

@@ -4,6 +4,7 @@
 //! memory. `fuzz/` defines a libFuzzer target for each. The tests here run them over the stored corpus and over
 //! random bytes. The targets are in the crates that they test, under the feature `testing`.
 
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod handshake;

@@ -1,19 +1,26 @@
 //! Fabric rails over libfabric, one endpoint per device.
 
+#[allow(unsafe_code)]
 mod contexts;
+#[allow(unsafe_code)]
 mod rail;
 
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod exchange;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod fake_tests;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod peer_tests;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod rule_tests;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests;
 use rail::OfiRail;
 #[cfg(test)]

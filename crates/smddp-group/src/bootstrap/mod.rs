@@ -200,6 +200,9 @@ impl RankTree {
 
     /// Probes a suspect rank at the address record that the store contains. If its listener existed and is now closed, the rank is
     /// lost. If it was never seen, the record may belong to an earlier attempt, and the rank is lost after `patience`.
+    ///
+    /// # Errors
+    /// The address record is invalid; the text has the reason.
     pub fn probe(
         &mut self,
         rank: usize,

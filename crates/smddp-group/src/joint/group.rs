@@ -189,6 +189,9 @@ impl Group {
     }
 
     /// Returns the address of the next unread message of `recv_channel`.
+    ///
+    /// # Errors
+    /// [`Mismatch`]: the writer made another call.
     #[inline]
     pub fn recv_slot(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.recv_slot(recv_channel) };
@@ -212,6 +215,9 @@ impl Group {
 
     /// Compares the headers of all writers, including writers without a message here, with this rank's. `false`: headers are missing,
     /// zero-copy messages are unread, or sends are not complete.
+    ///
+    /// # Errors
+    /// [`Mismatch`]: a writer made another call.
     #[inline]
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.settle() };

@@ -118,6 +118,9 @@ impl Prepared {
     }
 
     /// Creates this rank's part of the tree through which ranks exchange their information.
+    ///
+    /// # Errors
+    /// The rank cannot open its listeners, or the kernel returns no random bytes.
     pub fn tree(&mut self) -> io::Result<RankTree> {
         let shared = self.rank_info().token.clone();
         let token = shared.map(|shared| self.trust(&shared));
@@ -126,6 +129,9 @@ impl Prepared {
 
     /// Connects `tree` to its parent. `first`, `parent`: address records of rank 0 and of the parent. Returns true if the parent's
     /// record is a new one. An error names the rank whose record is invalid.
+    ///
+    /// # Errors
+    /// A record is invalid; the text names its rank.
     pub fn connect_parent(
         &mut self,
         tree: &mut RankTree,
@@ -165,6 +171,9 @@ impl Prepared {
     }
 
     /// Creates the group from the information of all ranks in rank order, including this rank's.
+    ///
+    /// # Errors
+    /// [`JoinError`]: ranks cannot share memory, have no common transport, or have no address that the others can reach.
     pub fn connect(mut self, rank_infos: Vec<RankInfo>) -> Result<Joined, JoinError> {
         if self.token.is_none() && rank_infos.len() > 1 {
             self.trust_rank_info(&rank_infos[0]);

@@ -2,6 +2,7 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod fuzzing;
+#[allow(unsafe_code)]
 mod group;
 mod health;
 mod info;
@@ -10,6 +11,7 @@ mod local_queries;
 mod messages;
 mod options;
 mod routes;
+#[allow(unsafe_code)]
 mod scripted;
 mod transports;
 

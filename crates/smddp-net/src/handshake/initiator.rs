@@ -22,6 +22,9 @@ pub struct Initiator {
 
 impl Initiator {
     /// Starts the handshake of a connection between these ends.
+    ///
+    /// # Errors
+    /// The kernel returns no random bytes.
     pub fn new(token: &Arc<Token>, purpose: Purpose, from: Party, to: Party) -> io::Result<Self> {
         let greeting = Greeting { purpose, from, to, token: token.id() }.encode()?;
         let (token, reply, proof) = (token.clone(), Vec::new(), Vec::new());

@@ -34,6 +34,9 @@ impl Responder {
     }
 
     /// Answers a complete greeting. `token`: token that the initiator has to prove.
+    ///
+    /// # Errors
+    /// The kernel returns no random bytes.
     pub fn answer(&mut self, token: Arc<Token>) -> io::Result<()> {
         let nonce = random_secret()?;
         let mac = token.tag(&[RESPONDER, &self.greeting, &nonce]);

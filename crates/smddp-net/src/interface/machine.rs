@@ -7,7 +7,10 @@ use std::path::Path;
 
 use super::{Address, Interface};
 
-/// Returns all interfaces of this process's network namespace, sorted by index. An error is the kernel's.
+/// Returns all interfaces of this process's network namespace, sorted by index.
+///
+/// # Errors
+/// Those of the kernel.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut by_name: BTreeMap<String, Interface> = BTreeMap::new();
     for entry in entries()? {

@@ -1,7 +1,9 @@
 //! Tests of one rank's connections with raw sockets as peers.
 
+#[allow(unsafe_code)]
 mod again;
 mod calls;
+#[allow(unsafe_code)]
 mod quiet;
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! Tests of the exchange of rank information over the tree.
 
+#[allow(unsafe_code)]
 mod identity;
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
