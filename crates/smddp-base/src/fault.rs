@@ -12,7 +12,7 @@ pub enum Fault {
     Lost {
         /// Rank in the group.
         rank: usize,
-        /// How it ended, as the end of a sentence that begins with the rank's name.
+        /// The end of the process in words: the rest of a sentence that begins with the rank's name.
         how: String,
     },
     /// This process cannot reach the rank because of a local limit or permission. The rank itself may be healthy.

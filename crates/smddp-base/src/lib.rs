@@ -1,5 +1,5 @@
-//! What several crates use: the description of a call, faults and messages, which all transports share; fork detection,
-//! sockets that a forked child does not keep, locks, threads, random bytes and log texts.
+//! Basis of several crates: the description of a call, faults and messages, which all transports share; fork
+//! detection, sockets that a forked child does not keep, locks, threads, random bytes and log texts.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -171,7 +171,7 @@ impl FabricEndpoint {
     /// `peers`: number of peers of the largest expected group. `budget`: target size of all receive buffers, in bytes.
     ///
     /// # Errors
-    /// There is no device, a device rejects the registration of the receive buffers, or its limits are too small for a message.
+    /// `rails` is empty, a device rejects the registration of the receive buffers, or its limits are too small for a message.
     pub fn new<R: Rail + 'static>(
         name: String,
         rails: Vec<R>,

@@ -116,7 +116,7 @@ pub trait Rail: Send {
     fn insert(&mut self, address: &[u8]) -> Result<u64, String>;
 
     /// # Errors
-    /// For this and the following methods: the device is broken. A full queue is no error.
+    /// For this and the following methods: the device is broken. A full queue is [`Posted::QueueFull`] instead.
     ///
     /// # Safety
     /// For this and the following methods: `local` is registered memory of this process that does not move. Until the operation's

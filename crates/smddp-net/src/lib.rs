@@ -1,7 +1,7 @@
 //! Contracts between nodes: frames ([`frame`]) over a wire ([`wire::Wire`]), the handshake in which both ends prove that
 //! they have the group's token, and the network interface that a process uses.
 //!
-//! A transport implements [`wire::Wire`] in a crate of its own. This crate has no thread and no connection.
+//! A transport implements [`wire::Wire`] in a separate crate. This crate has neither threads nor connections.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]

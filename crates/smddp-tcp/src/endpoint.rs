@@ -310,7 +310,7 @@ impl TcpEndpoint {
     /// Returns the endpoint of this process, and creates it if needed. The settings of the first group apply.
     ///
     /// # Errors
-    /// No interface matches the filter, or the listening socket cannot be opened. The text is for users.
+    /// No interface matches the filter, or the listener cannot be opened. The text is for users.
     pub fn get(
         endpoint: &Arc<Endpoint>,
         filter: &InterfaceFilter,
