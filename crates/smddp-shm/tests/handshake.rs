@@ -186,7 +186,7 @@ fn foreign_or_closed_listener_is_an_error_with_the_rank() {
     });
     let text = prepared.connect(addresses).err().unwrap().to_string();
     answering.join().unwrap();
-    assert!(text.contains("rank 0") && text.contains("does not speak smddp"), "{text}");
+    assert!(text.contains("rank 0") && text.contains("is not an smddp process"), "{text}");
 
     let (prepared, addresses, ..) = false_peer();
     let text = prepared.connect(addresses).err().unwrap().to_string();

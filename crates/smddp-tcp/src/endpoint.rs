@@ -39,7 +39,7 @@ pub(super) struct PendingConnections {
     /// Operations that this rank has started, for straggler queries.
     pub(super) begun: AtomicU64,
     /// Subject of the status text in replies to straggler queries.
-    pub(super) subject: AtomicU64,
+    pub(super) status_id: AtomicU64,
     watchers: Mutex<Watchers>,
     /// Number of rejected connections.
     rejected: AtomicU64,
@@ -266,7 +266,7 @@ impl IncomingHost for TcpHost {
             Purpose::Query => {
                 // The reply fits in any socket buffer.
                 let begun = pending.begun.load(Ordering::Acquire);
-                let doing = respond(StatusQuery::Activity(pending.subject.load(Ordering::Relaxed)));
+                let doing = respond(StatusQuery::Activity(pending.status_id.load(Ordering::Relaxed)));
                 // One write for both: data after a single byte would wait for its acknowledgement (Nagle).
                 let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&reply);

@@ -66,9 +66,9 @@ impl Sideband {
         StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))
     }
 
-    /// Sets the subject of the status text in replies to queries about this rank.
-    pub fn set_query_subject(&self, subject: u64) {
-        self.group_listener.pending.subject.store(subject, Ordering::Relaxed);
+    /// Sets the number by which status queries refer to this rank.
+    pub fn set_status_id(&self, status_id: u64) {
+        self.group_listener.pending.status_id.store(status_id, Ordering::Relaxed);
     }
 
     /// Sets the number of operations that this rank has started, for replies to queries.

@@ -50,10 +50,10 @@ impl RemoteChannels {
         }
     }
 
-    /// Sets the number that status queries about this rank pass to the process's responder.
-    pub(crate) fn set_query_subject(&self, subject: u64) {
+    /// Sets the number by which status queries refer to this rank.
+    pub(crate) fn set_status_id(&self, status_id: u64) {
         if let Some(sideband) = &self.sideband {
-            sideband.set_query_subject(subject);
+            sideband.set_status_id(status_id);
         }
     }
 

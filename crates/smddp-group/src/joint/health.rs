@@ -14,17 +14,25 @@ use crate::facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, Rank
 /// Observation of the other ranks of a group. All methods return at once.
 pub struct Health<'a>(&'a mut Group);
 
+/// Place of a rank.
+enum Place<'a> {
+    /// This node; with the rank's index on it.
+    Local(usize),
+    /// Another node; with the channels to it.
+    Remote(&'a RemoteChannels),
+}
+
 impl Group {
     /// Returns the access to facts about the other ranks.
     pub fn health(&mut self) -> Health<'_> {
         Health(self)
     }
 
-    /// Returns the node index of a rank of this node, or the remote channels for a rank of another node.
-    pub(super) fn path_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
+    /// Returns the place of a rank: on this node, or on another node.
+    fn place_of(&self, rank: usize) -> Place<'_> {
         match (self.routes.local_index(rank), &self.remote) {
-            (None, Some(remote)) => Err(&remote.net),
-            (local, _) => Ok(local.unwrap_or(rank)),
+            (None, Some(remote)) => Place::Remote(&remote.net),
+            (local, _) => Place::Local(local.unwrap_or(rank)),
         }
     }
 
@@ -41,16 +49,18 @@ impl Group {
 
     /// Returns true if `rank`, which aborted the group, had ended operation `seq` before.
     fn failed_after(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank)
-            .map_or_else(|net| net.aborted_after(rank, seq), |local| self.local.arrived(local, seq + 1))
+        match self.place_of(rank) {
+            Place::Local(local) => self.local.arrived(local, seq + 1),
+            Place::Remote(net) => net.aborted_after(rank, seq),
+        }
     }
 }
 
 impl Health<'_> {
     /// Sets the number by which status queries refer to this rank.
-    pub fn set_status_id(&self, about: u64) {
+    pub fn set_status_id(&self, status_id: u64) {
         if let Some(remote) = &self.0.remote {
-            remote.net.set_query_subject(about);
+            remote.net.set_status_id(status_id);
         }
     }
 
@@ -65,14 +75,14 @@ impl Health<'_> {
         for (rank, facts) in facts.ranks.iter_mut().enumerate() {
             let RankFacts { answer, activity, unacknowledged, .. } = std::mem::take(facts);
             *facts = RankFacts { answer, activity, unacknowledged, ..RankFacts::default() };
-            match group.path_to(rank) {
-                Ok(local) => {
+            match group.place_of(rank) {
+                Place::Local(local) => {
                     facts.is_local = true;
                     facts.fingerprint = group.local.fingerprint_of(local, seq);
                     let arrived = facts.fingerprint.is_some() || group.local.arrived(local, seq);
                     (facts.arrived, facts.missing) = (Some(arrived), !arrived);
                 }
-                Err(net) => net.observe(rank, seq, facts),
+                Place::Remote(net) => net.observe(rank, seq, facts),
             }
         }
         if let Some(remote) = &group.remote {
@@ -118,10 +128,10 @@ impl Health<'_> {
     /// or if `rank` is on another node and has not sent its last message.
     #[must_use]
     pub fn last_error(&self, rank: usize) -> Option<(Duration, Arc<str>)> {
-        let error = match self.0.path_to(rank) {
+        let error = match self.0.place_of(rank) {
             _ if rank == self.0.info().rank => last_error::own(),
-            Ok(local) => self.0.local.last_error(local),
-            Err(net) => net.last_error(rank),
+            Place::Local(local) => self.0.local.last_error(local),
+            Place::Remote(net) => net.last_error(rank),
         };
         error.map(|(ago, text)| (ago, text.into()))
     }
@@ -134,18 +144,17 @@ impl Health<'_> {
     }
 
     /// Starts a query of `ranks`: for ranks of other nodes, of their progress and activity; for ranks of this node, of
-    /// their activity. Continue it with [`Self::poll_query`]. It replaces a query in progress. `about`: returns the number by which
-    /// status queries refer to a rank.
-    pub fn start_query(&mut self, ranks: &[usize], about: impl Fn(usize) -> u64, now: Instant) {
+    /// their activity. Continue it with [`Self::poll_query`]. It replaces a query in progress. `status_id`: returns the number by
+    /// which status queries refer to a rank.
+    pub fn start_query(&mut self, ranks: &[usize], status_id: impl Fn(usize) -> u64, now: Instant) {
         let group = &mut *self.0;
         let (mut remote_ranks, mut queries) = (Vec::new(), Vec::new());
         for &rank in ranks.iter().filter(|&&rank| rank != group.routes.me) {
-            match (group.path_to(rank).ok(), &group.remote) {
-                (None, Some(_)) => remote_ranks.push(rank),
-                (local, _) => {
-                    let local = local.unwrap_or(rank);
+            match group.place_of(rank) {
+                Place::Remote(_) => remote_ranks.push(rank),
+                Place::Local(local) => {
                     if let Some(process) = group.local.process(local) {
-                        let query = ActivityQuery::new(process, group.local.pid(local), about(rank), now);
+                        let query = ActivityQuery::new(process, group.local.pid(local), status_id(rank), now);
                         queries.push((rank, query));
                     }
                 }
@@ -191,17 +200,16 @@ impl Health<'_> {
         let seq = facts.seq;
         facts.ranks.iter_mut().for_each(|rank| rank.unacknowledged = None);
         for (rank, facts) in facts.ranks.iter_mut().enumerate() {
-            match (group.routes.local_index(rank), group.path_to(rank)) {
-                (Some(local), _) => {
+            match group.place_of(rank) {
+                Place::Local(local) => {
                     let is_stopped = group.local.pid(local).is_some_and(status::is_stopped);
                     facts.answer = is_stopped.then_some(QueryAnswer::Stopped);
                 }
-                (None, Err(net)) => {
+                Place::Remote(net) => {
                     net.observe(rank, seq, facts);
                     let activity = net.activity(rank);
                     facts.activity = (!activity.is_empty()).then(|| activity.into());
                 }
-                (None, Ok(_)) => {}
             }
         }
         if let Some(remote) = &group.remote {

@@ -259,6 +259,6 @@ fn apart(a: &RankAddress, b: &RankAddress) -> &'static str {
     } else if a.uid != b.uid {
         "they run as different users"
     } else {
-        "SMDDP_NODE says so, or a limit of one of these processes, which logged a warning"
+        "SMDDP_NODE puts them on different nodes, or a limit of one of these processes forbids it: see its warning"
     }
 }

@@ -96,8 +96,8 @@ impl LocalTransports {
         if !fabric {
             check_addresses(rank_infos)?;
         } else if options.encrypts {
-            return Err("SMDDP_ENCRYPT=1, and libfabric does not encrypt; SMDDP_TRANSPORT=tcp uses sockets, which do, or \
-                        encrypt the network below"
+            return Err("SMDDP_ENCRYPT=1 requires encryption, which libfabric does not provide: set SMDDP_TRANSPORT=tcp, or unset \
+                        SMDDP_ENCRYPT if the network encrypts"
                 .to_owned());
         }
         let other = |rank_info: &RankInfo| nodes[rank_info.address.rank as usize] != nodes[me];
@@ -112,7 +112,9 @@ impl LocalTransports {
         });
         let wire: Box<dyn Wire> = if fabric {
             log_lines.extend(discovery_log());
-            let Some(mut wire) = self.fabric else { return Err("this rank has no fabric".to_owned()) };
+            let Some(mut wire) = self.fabric else {
+                return Err("this rank has not opened a libfabric endpoint".to_owned());
+            };
             let address =
                 |rank_info: &RankInfo| rank_info.offer.fabric.clone().ok().filter(|_| other(rank_info));
             wire.connect(&rank_infos.iter().map(address).collect::<Vec<_>>())?;
@@ -131,7 +133,7 @@ impl LocalTransports {
             Box::new(wire)
         } else {
             let Some(listeners) = listeners.clone() else {
-                return Err("this rank has no TCP listener".to_owned());
+                return Err("this rank has not opened a TCP listener".to_owned());
             };
             if let Some((_, reason)) = missing.filter(|_| options.inter_node == InterNode::Auto) {
                 log_lines.push(format!("fabric: none: {reason}"));

@@ -173,7 +173,7 @@ fn append(message: &mut Vec<u8>, bytes: &[u8], all: usize) -> io::Result<()> {
 }
 
 fn surplus() -> io::Error {
-    unauthenticated("it sent more bytes than the handshake has")
+    unauthenticated("the peer sent more bytes than the handshake allows")
 }
 
 /// Returns the first bytes of a greeting or reply.
@@ -189,11 +189,15 @@ fn check_header(bytes: &[u8]) -> io::Result<()> {
     let version = bytes.get(MAGIC.len()..).and_then(<[u8]>::first_chunk).copied().map(u32::from_le_bytes);
     let compared = if version == Some(PROTOCOL) { MAGIC.len() } else { bytes.len().min(COMMON_MAGIC) };
     if bytes[..compared] != MAGIC[..compared] {
-        return Err(unauthenticated("the other end does not speak smddp"));
+        return Err(unauthenticated(
+            "the peer is not an smddp process: its first bytes are not those of the handshake",
+        ));
     }
     match version {
         None | Some(PROTOCOL) => Ok(()),
-        Some(version) => Err(unauthenticated(&format!("protocol version {PROTOCOL} here, {version} there"))),
+        Some(version) => Err(unauthenticated(&format!(
+            "the versions of smddp differ: handshake protocol {PROTOCOL} here, {version} there; install one version on all hosts"
+        ))),
     }
 }
 

@@ -193,13 +193,16 @@ fn other_versions_and_programs_are_rejected_at_their_first_wrong_byte() {
             }
         }
     };
-    let versions = format!("protocol version {PROTOCOL} here, 10 there");
+    let versions = format!(
+        "the versions of smddp differ: handshake protocol {PROTOCOL} here, 10 there; install one version on all hosts"
+    );
+    let foreign = "the peer is not an smddp process: its first bytes are not those of the handshake";
     check(&|bytes| bytes[8] = 10, &versions, HEADER_BYTES);
     // Protocol version 10 used other last bytes of the magic.
     check(&|bytes| bytes[6..9].copy_from_slice(&[b'i', b'n', 10]), &versions, HEADER_BYTES);
-    check(&|bytes| bytes[5] = b'_', "the other end does not speak smddp", 6);
-    check(&|bytes| bytes[7] = b'G', "the other end does not speak smddp", HEADER_BYTES);
-    check(&|bytes| bytes[0] = b'G', "the other end does not speak smddp", 1);
+    check(&|bytes| bytes[5] = b'_', foreign, 6);
+    check(&|bytes| bytes[7] = b'G', foreign, HEADER_BYTES);
+    check(&|bytes| bytes[0] = b'G', foreign, 1);
 }
 
 #[test]
