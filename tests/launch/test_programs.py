@@ -200,3 +200,36 @@ def test_the_toolkit_finds_first_causes_only():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean())
     expected = "['CollectiveTimeoutError', 'MismatchError', 'TopologyError'] True PeerLostError"
     assert done.stdout.startswith(expected), done.stdout + done.stderr
+
+
+def test_the_version_is_that_of_the_package():
+    from importlib.metadata import version
+
+    done = run("smddprun", "--version")
+    assert (done.returncode, done.stdout) == (0, f"smddprun {version('smddp')}\n"), done.stderr
+
+
+def test_tagged_lines_name_their_rank_and_do_not_mix():
+    script = (
+        "import os, sys\n"
+        "for i in range(200):\n"
+        "    sys.stdout.write('a' * 50); sys.stdout.write(f'{i}\\n')\n"
+        "sys.stderr.write(f'end of {os.environ[\"RANK\"]}')\n"
+    )
+    done = run("smddprun", "--nproc", "3", "--tag-output", sys.executable, "-c", script, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for rank in range(3):
+        assert [line for line in lines if line.startswith(f"[{rank}] ")] == [f"[{rank}] {'a' * 50}{i}" for i in range(200)]
+    assert len(lines) == 600
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] end of {rank}" for rank in range(3)]
+
+
+def test_several_ranks_have_one_thread_each_unless_the_user_sets_the_number():
+    show = "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    for size, given, expected in ((2, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, "None")):
+        unset = {name: value for name, value in clean().items() if name != "OMP_NUM_THREADS"}
+        command = (str(BIN / "smddprun"), "--nproc", str(size), sys.executable, "-c", show)
+        done = subprocess.run(command, env={**unset, **given}, capture_output=True, text=True, timeout=100)
+        assert done.stdout.split() == [expected] * size, done.stderr
+        assert ("OMP_NUM_THREADS=1 for each of 2 ranks" in done.stderr) == (size == 2 and not given)

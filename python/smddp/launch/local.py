@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from smddp.launch.environment import free_port
+from smddp.launch.tagging import TaggedOutput
 
 # Seconds after the first failure in which the other ranks may report it themselves, then before SIGTERM and SIGKILL.
 _GRACE = 3.0
@@ -31,8 +32,10 @@ def signal_name(number: int) -> str:
     return next((each.name for each in signal.Signals if each == number), str(number))
 
 
-def run(command: Sequence[str], size: int, program: str) -> int:
+def run(command: Sequence[str], size: int, program: str, tags_output: bool = False) -> int:
     """Start `size` ranks of `command` and wait for all of them. Returns the exit status.
+
+    `tags_output`: each line of a rank's output begins with the rank.
 
     The status is 0 if all ranks succeeded, else that of the first failed rank (128 plus the number of a fatal signal).
     A failed rank, a SIGINT or SIGTERM to this process, or its exit ends the other ranks.
@@ -40,6 +43,10 @@ def run(command: Sequence[str], size: int, program: str) -> int:
     port = free_port()
     ranks: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
+    output = TaggedOutput() if tags_output else None
+    pipe = subprocess.PIPE if tags_output else None
+    if size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        sys.stderr.write(f"{program}: OMP_NUM_THREADS=1 for each of {size} ranks; set it to use more threads\n")
 
     def ask(number: int, _: FrameType | None) -> None:
         asked.append(number)
@@ -47,19 +54,30 @@ def run(command: Sequence[str], size: int, program: str) -> int:
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for rank in range(size):
-            ranks.append(subprocess.Popen(command, env=_environment(rank, size, port), preexec_fn=follow_parent))
+            environment = _environment(rank, size, port)
+            if tags_output:
+                environment.setdefault("PYTHONUNBUFFERED", "1")
+            process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, preexec_fn=follow_parent)
+            ranks.append(process)
+            if output and process.stdout and process.stderr:
+                output.add(rank, process.stdout, process.stderr)
         return _wait(ranks, asked, program)
     except OSError as error:
         sys.stderr.write(f"{program}: cannot start {command[0]!r}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
     finally:
         _end(ranks)
+        if output:
+            output.finish()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+    # The default of torch is a thread for each core, so several ranks would compete for the cores.
+    threads = {"OMP_NUM_THREADS": "1"} if size > 1 else {}
     return {
+        **threads,
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

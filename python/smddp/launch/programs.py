@@ -3,6 +3,7 @@
 mpirun -np 16 --host a:8,b:8 smddprun python -m mpi4py script.py
 srun -n 16 smddprun python script.py
 smddprun --nproc 4 python script.py                        # no launcher: four ranks on this machine
+smddprun --nproc 4 --tag-output python script.py           # each line of their output begins with [RANK]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from smddp.launch import environment
 
 #: Maximum number of ranks of one host, as in smddp-bench.
 MAX_RANKS = 4096
+_OPTIONS = "[--nproc N] [--tag-output] [-x NAME[=VALUE]]"
 
 
 class _Asked:
@@ -22,6 +24,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self.size: int | None = None
+        self.tags_output = False
         self.variables: dict[str, str] = {}
         self.command: list[str] = []
 
@@ -64,7 +67,7 @@ def _main(
     except ValueError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 2
-    return local.run(asked.command, size, program)
+    return local.run(asked.command, size, program, asked.tags_output)
 
 
 def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> _Asked:
@@ -77,10 +80,18 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
         if name in flags:
             continue
         if name in ("-h", "--help"):
-            print(f"usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...\n\n{__doc__}")
+            print(f"usage: {program} {_OPTIONS} COMMAND ...\n\n{__doc__}")
             raise SystemExit(0)
+        if name in ("-V", "--version"):
+            from importlib.metadata import version  # imported lazily: slow
+
+            print(f"{program} {version('smddp')}")
+            raise SystemExit(0)
+        if name == "--tag-output":
+            asked.tags_output = True
+            continue
         if name not in ("-x", "-n", "-np", "--nproc", "--nproc-per-node", *valued):
-            raise ValueError(f"unknown option {name}; usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...")
+            raise ValueError(f"unknown option {name}; usage: {program} {_OPTIONS} COMMAND ...")
         if not given:
             if not rest:
                 raise ValueError(f"{name} needs a value")
@@ -97,7 +108,7 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
                 raise ValueError(f"{name} must be a number of ranks from 1 to {MAX_RANKS}, not {given!r}")
             asked.size = int(given)
     if not rest:
-        raise ValueError(f"a command is missing; usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...")
+        raise ValueError(f"a command is missing; usage: {program} {_OPTIONS} COMMAND ...")
     asked.command = rest
     return asked
 
