@@ -1,6 +1,6 @@
 //! Shared utilities: fork detection, sockets that a forked child does not keep, locks, threads, random bytes and log
 //! texts.
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod close_on_fork;
 pub mod fork;

@@ -44,6 +44,11 @@ impl std::fmt::Display for CallName {
 
 impl Work {
     /// Waits until the call is over. After `timeout` the wait fails with [`Error::Timeout`] and the call continues.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after `timeout`, [`Error::Interrupted`] if a signal ended the wait; the call
+    /// continues in both cases. [`Error::Forked`] in a forked child. Otherwise the outcome of the call, as
+    /// [`Communicator::run`](super::Communicator::run) returns it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.shared.is_done() {
             return self.outcome();
@@ -103,6 +108,10 @@ impl Work {
     /// Makes later work on `stream`, a stream of the call's device, wait for this call. Waits for the other ranks
     /// to make the call, but not for the device. Returns the call's error if it has failed already. For calls on
     /// host buffers this is `wait`.
+    ///
+    /// # Errors
+    /// The error of the call if it has failed. [`Error::System`] if the driver rejects the wait.
+    /// [`Error::Interrupted`] and [`Error::Forked`] as for [`Work::wait`].
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if !self.is_enqueued() {
