@@ -20,7 +20,7 @@ use crate::sync::completion::Completion;
 /// Largest call, in bytes, that takes the fast path without detaching from the interpreter.
 const FAST_PATH_BYTES: usize = 32 << 10;
 
-const BARRIER: Call<'static> = Call {
+pub(super) const BARRIER: Call<'static> = Call {
     collective: Collective::Barrier,
     dtype: DType::U8,
     redop: RedOp::Sum,

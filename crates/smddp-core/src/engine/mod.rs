@@ -10,6 +10,8 @@ pub(crate) mod owned_engine;
 mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
+#[cfg(test)]
+mod query_tests;
 pub(crate) mod shared;
 pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
