@@ -66,7 +66,7 @@ impl Communicator {
         }
         if in_handler() && matches!(state.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::System {
-                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
+                operation: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
                 reason: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
                       call after the handler has returned"
                     .to_owned(),

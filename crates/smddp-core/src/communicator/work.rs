@@ -56,7 +56,7 @@ impl Work {
         let comm = &self.comm;
         if !comm.wait_until(&Until::Done(&self.shared), timeout)? {
             return Err(Error::Timeout {
-                what: format!("wait for {}", self.call),
+                operation: format!("wait for {}", self.call),
                 group: comm.name.clone(),
                 after: timeout.unwrap_or_default(),
                 missing: Vec::new(),
@@ -123,7 +123,7 @@ impl Work {
             return Err(error);
         }
         waits.map_err(|error| Error::System {
-            what: format!("wait for {} on group `{}`", self.call, comm.name),
+            operation: format!("wait for {} on group `{}`", self.call, comm.name),
             reason: error.to_string(),
         })
     }

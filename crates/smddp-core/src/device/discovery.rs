@@ -16,8 +16,8 @@ const TENSORS: &str = "CUDA tensors";
 const DRIVER: &str = "the CUDA driver";
 
 /// Converts an error of the CUDA driver.
-pub(crate) fn driver_error(what: &str, error: &smddp_cuda::Error) -> Error {
-    Error::System { what: what.to_owned(), reason: error.to_string() }
+pub(crate) fn driver_error(operation: &str, error: &smddp_cuda::Error) -> Error {
+    Error::System { operation: operation.to_owned(), reason: error.to_string() }
 }
 
 /// Returns the CUDA driver, opened and initialised once. Children forked afterwards cannot use CUDA.

@@ -69,7 +69,7 @@ impl Pending {
         let mut prepared =
             Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| {
                 Error::System {
-                    what: format!("group `{name}`: rank {rank} cannot join"),
+                    operation: format!("group `{name}`: rank {rank} cannot join"),
                     reason: error.to_string(),
                 }
             })?;
@@ -250,12 +250,12 @@ fn check_record_size(name: &str, rank: usize, rank_info: &RankInfo, config: &Con
 fn connect_error(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
         JoinError::Unreachable(Unreachable { rank, host, pid, ended: true, reason }) => Error::PeerLost {
-            what: call.to_owned(),
+            operation: call.to_owned(),
             group: name.to_owned(),
             rank,
-            who: format!("rank {rank} (host {host}, pid {pid})"),
-            how: format!("ended before the group was created: {reason}"),
-            advice: LOST_AT_STARTUP,
+            peer: format!("rank {rank} (host {host}, pid {pid})"),
+            reason: format!("ended before the group was created: {reason}"),
+            remedy: LOST_AT_STARTUP,
         },
         error => Error::Topology(format!("{call} of group '{name}' failed on {me}: {error}")),
     }
