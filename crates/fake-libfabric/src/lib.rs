@@ -4,6 +4,7 @@
 //!
 //! A process may have several simulated fabrics, which do not disturb each other. Programs use fabric 0, configured by
 //! environment variables. A test creates a [`SimulatedFabric`] and configures it with the [`knob`]s.
+#![warn(clippy::missing_errors_doc)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -82,6 +82,9 @@ impl Network {
     }
 
     /// Opens an endpoint with this name; returns its number.
+    ///
+    /// # Errors
+    /// The error of the operating system if the endpoint's socket cannot be opened, for example because the name is in use.
     pub fn open(&mut self, knobs: &'static Knobs, name: Name) -> std::io::Result<u64> {
         self.opened += 1;
         self.ports.push(Port::open(knobs, self.opened, name)?);

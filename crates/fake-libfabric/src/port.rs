@@ -103,11 +103,16 @@ pub struct Port {
 }
 
 /// Returns the address of a device's socket.
+///
+/// # Errors
+/// The error of the standard library for an invalid abstract name.
 pub fn socket_address(device: Name) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fake-efa-{:016x}", device.token))
 }
 
 impl Port {
+    /// # Errors
+    /// The error of the operating system if the socket cannot be bound, for example because the name is in use.
     pub fn open(knobs: &'static Knobs, number: u64, name: Name) -> std::io::Result<Self> {
         let socket = UnixDatagram::bind_addr(&socket_address(name)?)?;
         socket.set_nonblocking(true)?;

@@ -157,6 +157,11 @@ impl Table {
 
     /// Checks an access of the device `me` to `bytes` bytes at `remote` of `peer`, whose device is open in this process if `own`
     /// is set. Returns their address in the peer's process.
+    ///
+    /// # Errors
+    /// [`AccessError::PeerClosed`] if the peer's process has exited or its device is closed. [`AccessError::Violation`]
+    /// with the rule if the peer does not know this device, or the key or the range of `bytes` bytes is not registered
+    /// there.
     pub fn check_access(
         peer @ (name, _): (Name, bool),
         (me, checks_peers): (u64, bool),

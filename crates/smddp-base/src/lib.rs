@@ -1,7 +1,7 @@
 //! Basis of several crates: the description of a call, faults and messages, which all transports share; fork
 //! detection, sockets that a forked child does not keep, locks, threads, random bytes and log texts.
 #![deny(unsafe_code)]
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod call;
 #[allow(unsafe_code)]

@@ -10,10 +10,10 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// A deadline has passed.
-    #[error("{what} on group `{group}` Timed out waiting {}ms: {detail}", .after.as_millis())]
+    #[error("{operation} on group `{group}` Timed out waiting {}ms: {detail}", .after.as_millis())]
     Timeout {
         /// Operation: "all_reduce (#61)".
-        what: String,
+        operation: String,
         /// Name of the group.
         group: String,
         /// Time limit of the call.
@@ -24,10 +24,10 @@ pub enum Error {
         detail: String,
     },
     /// Two ranks made different calls.
-    #[error("{what} on group `{group}` does not match: {detail}")]
+    #[error("{operation} on group `{group}` does not match: {detail}")]
     Mismatch {
         /// Operation: "all_reduce (#61)".
-        what: String,
+        operation: String,
         /// Name of the group.
         group: String,
         /// Rank of the other call.
@@ -36,23 +36,23 @@ pub enum Error {
         detail: String,
     },
     /// A rank's process ended, or it left the group, while it was still needed.
-    #[error("{what} on group `{group}` failed: {who} {how}; {advice}")]
+    #[error("{operation} on group `{group}` failed: {peer} {reason}; {remedy}")]
     PeerLost {
         /// Operation: "all_reduce (#61)".
-        what: String,
+        operation: String,
         /// Name of the group.
         group: String,
         /// The lost rank.
         rank: usize,
         /// The rank with its host and process: "rank 3 (host h1, pid 812)".
-        who: String,
+        peer: String,
         /// Cause of the loss, as a predicate.
-        how: String,
+        reason: String,
         /// Remedy.
-        advice: &'static str,
+        remedy: &'static str,
     },
     /// The communicator was aborted or closed by this process.
-    #[error("group `{group}` is closed: {reason}")]
+    #[error("group `{group}` is closed: {reason}; create a new group to continue")]
     Closed {
         /// Name of the group.
         group: String,
@@ -66,7 +66,7 @@ pub enum Error {
     #[error("{0}")]
     Config(String),
     /// A signal arrived during a wait; the operation continues.
-    #[error("interrupted by a signal")]
+    #[error("a signal interrupted the wait; the operation continues")]
     Interrupted,
     /// The group was created before a fork; the child cannot use it.
     #[error(
@@ -78,10 +78,10 @@ pub enum Error {
         group: String,
     },
     /// A system call failed, or a resource is missing.
-    #[error("{what}: {reason}")]
+    #[error("{operation}: {reason}")]
     System {
         /// The failed action.
-        what: String,
+        operation: String,
         /// Error of the operating system or the device.
         reason: String,
     },

@@ -2,7 +2,7 @@
 //!
 //! Buffers are raw addresses, since torch owns them. The caller guarantees that they are valid until its call is
 //! over. Only the executor and the kernels access them.
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod bind;
 mod call;

@@ -159,7 +159,10 @@ pub fn launch(reduction: &Reduction, max_blocks: u32) -> Result<Option<Launch>> 
 
 /// Returns the launch that converts `count` 32-bit floats at `from` to a format and back, and writes them to `to`.
 ///
-/// `to` may equal `from`. Returns `None` for no elements, and [`Error::Invalid`] for an unaligned address.
+/// `to` may equal `from`. Returns `None` for no elements.
+///
+/// # Errors
+/// [`Error::Invalid`] for an address that is not a multiple of 4 bytes.
 pub fn round(
     rounding: Rounding,
     (to, from): (Address, Address),

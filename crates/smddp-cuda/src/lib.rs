@@ -2,7 +2,7 @@
 //!
 //! [`Device`] provides the operations that the executor needs of a GPU. It uses CUDA's [`driver`], which is opened at
 //! run time; a missing driver is an error value. `kernels` holds the reduction kernels.
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod device;
 pub mod driver;

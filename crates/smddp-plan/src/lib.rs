@@ -4,7 +4,7 @@
 //! memory addresses, transports nor sizes in bytes; binding supplies those. [`check`] builds the programs of
 //! all ranks and executes them symbolically.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod algorithms;
 pub mod check;

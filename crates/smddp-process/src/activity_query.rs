@@ -53,7 +53,7 @@ impl ActivityQuery {
             Ok(None) if now.duration_since(self.started) < QUERY_TIMEOUT => None,
             Ok(Some(text)) if !text.is_empty() => Some(text),
             Ok(Some(_)) => Some("does not report its activity".to_owned()),
-            Ok(None) | Err(_) => Some("does not reply (stopped, or without CPU time?)".to_owned()),
+            Ok(None) | Err(_) => Some("sent no reply: its process is stopped or gets no CPU time".to_owned()),
         }
     }
 
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    const UNANSWERED: &str = "does not reply (stopped, or without CPU time?)";
+    const UNANSWERED: &str = "sent no reply: its process is stopped or gets no CPU time";
 
     fn query(of: &str, now: Instant) -> ActivityQuery {
         let mut query = ActivityQuery::new(&ProcessAddress::default(), None, 7, now);

@@ -77,7 +77,7 @@ impl PyStore {
     /// Returns the exception of a group that was not created. The store's exception becomes its cause. An exception of a signal
     /// handler that is not derived from `Exception` is returned unchanged.
     pub(crate) fn exception(&self, py: Python<'_>, error: Error) -> PyErr {
-        let of_store = matches!(&error, Error::System { what, .. } if *what == self.operation());
+        let of_store = matches!(&error, Error::System { operation, .. } if *operation == self.operation());
         let raised = self.raised.lock().ok().and_then(|mut raised| raised.take()).filter(|_| of_store);
         match raised {
             Some(raised) if !raised.is_instance_of::<PyException>(py) => raised,
@@ -98,7 +98,7 @@ impl PyStore {
     fn failed(&self, reason: &str) -> Error {
         let (rank, host, pid) = (self.rank, smddp_core::host_name(), std::process::id());
         Error::System {
-            what: self.operation(),
+            operation: self.operation(),
             reason: format!(
                 "rank {rank} (host {host}, pid {pid}) cannot use {} ({reason}). Has the process that serves the store ended? \
                  Existing groups go on. For new groups serve the store from a process that outlives the ranks (torchrun \
@@ -224,7 +224,7 @@ impl PyStore {
             self.description()
         );
         Error::Timeout {
-            what: call.clone(),
+            operation: call.clone(),
             group: group.clone(),
             after: *after,
             missing: Vec::new(),

@@ -132,7 +132,7 @@ impl Rendezvous {
         let at = process().servers.get(serves).map(Server::addr);
         let Some(at) = at.filter(|at| at.ip().is_loopback() && !address.local) else { return error };
         match error {
-            smddp_core::Error::Timeout { what, group, after, missing, detail } => {
+            smddp_core::Error::Timeout { operation, group, after, missing, detail } => {
                 let detail = format!(
                     "{detail} Rank 0 listens at {}, which '{}' means on this host and other hosts cannot reach: for ranks on \
                      other hosts {}",
@@ -140,7 +140,7 @@ impl Rendezvous {
                     address.host,
                     remedy()
                 );
-                smddp_core::Error::Timeout { what, group, after, missing, detail }
+                smddp_core::Error::Timeout { operation, group, after, missing, detail }
             }
             other => other,
         }
@@ -213,7 +213,7 @@ impl StoreClient {
         operation(&mut self.client()).map_err(|error| match error {
             Error::Core(error) => error,
             error => smddp_core::Error::System {
-                what: "the ranks' rendezvous".to_owned(),
+                operation: "the ranks' rendezvous".to_owned(),
                 reason: error.to_string(),
             },
         })

@@ -20,7 +20,7 @@ use crate::sync::completion::Completion;
 /// Largest call, in bytes, that takes the fast path without detaching from the interpreter.
 const FAST_PATH_BYTES: usize = 32 << 10;
 
-const BARRIER: Call<'static> = Call {
+pub(super) const BARRIER: Call<'static> = Call {
     collective: Collective::Barrier,
     dtype: DType::U8,
     redop: RedOp::Sum,
@@ -39,6 +39,13 @@ impl Communicator {
     ///
     /// # Safety
     /// The buffers of `call` are valid and no other thread writes to them until this returns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for invalid arguments, and the error of the group if it has ended or belongs to the
+    /// parent of a forked process; no data has moved then. [`Error::Timeout`] after the deadline,
+    /// [`Error::Mismatch`] for different calls, and [`Error::PeerLost`] if a rank ends or leaves; each of them
+    /// ends the group. [`Error::Closed`] if a rank aborts or closes the group. [`Error::System`] if a resource
+    /// is missing. [`Error::Interrupted`] if a signal handler asks for it.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
         // SAFETY: the caller guarantees it.
         unsafe { self.run_with(call, options, false, |wait| wait()) }
@@ -49,6 +56,9 @@ impl Communicator {
     /// `outside`.
     ///
     /// # Safety
+    /// As for [`Communicator::run`].
+    ///
+    /// # Errors
     /// As for [`Communicator::run`].
     pub unsafe fn run_detached(
         &self,
@@ -131,6 +141,9 @@ impl Communicator {
     }
 
     /// Returns when all ranks of the group have called it.
+    ///
+    /// # Errors
+    /// As for [`Communicator::run`].
     pub fn barrier(&self, options: Options) -> Result<()> {
         // SAFETY: a barrier has no buffers.
         unsafe { self.run(&BARRIER, options) }
@@ -174,6 +187,11 @@ impl Communicator {
     /// # Safety
     /// The buffers of `call` are valid, and not written by other threads, until the work is done. `options.keep`
     /// can hold them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for invalid arguments, [`Error::System`] if a resource is missing, and the error of
+    /// the group if it has ended or belongs to the parent of a forked process. Later errors are the outcome of
+    /// the [`Work`].
     pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
         // SAFETY: the caller guarantees it.
         let work = unsafe { self.begin(call, options) }?;
@@ -186,6 +204,10 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
+    ///
+    /// # Errors
+    /// As for [`Communicator::start`]; the call is not submitted then. The inner result has the errors of
+    /// [`Work::wait_stream`].
     pub unsafe fn start_for(
         &self,
         call: &Call<'_>,
@@ -231,6 +253,11 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for device memory, and for a `dst` that is this rank or outside of the group. The
+    /// error of the group if it has ended or belongs to the parent of a forked process. Later errors are the
+    /// outcome of the [`Work`].
     pub unsafe fn send(
         &self,
         ptr: *const u8,
@@ -247,6 +274,9 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`]: no pending call reads or writes the memory, which is not checked.
+    ///
+    /// # Errors
+    /// As for [`Communicator::send`], with `src` in place of `dst`.
     pub unsafe fn recv(
         &self,
         ptr: *mut u8,

@@ -49,6 +49,12 @@ impl Communicator {
     }
 
     /// Prepares a device for this group. A collective operation at the first call on that device.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the driver fails, or in a signal handler that interrupted the preparation of
+    /// another device. [`Error::Invalid`] if the group has used its maximum number of devices.
+    /// [`Error::Topology`] if the ranks' devices cannot work together. Errors of [`Communicator::run`] for the
+    /// exchange among the ranks.
     pub fn prepare_device(&self, on: &DeviceStream) -> Result<()> {
         self.handle(on).map(drop)
     }
@@ -60,7 +66,7 @@ impl Communicator {
         }
         if in_handler() && matches!(state.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::System {
-                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
+                operation: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
                 reason: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
                       call after the handler has returned"
                     .to_owned(),

@@ -33,7 +33,11 @@ impl Communicator {
             job = self.job(collective, dtype, smaller, root);
         }
         let result = job.run(&cluster, Vec::new()).map_err(|error| Error::System {
-            what: format!("{} on group `{}` cannot be estimated", crate::name_of(collective), self.0.name),
+            operation: format!(
+                "{} on group `{}` cannot be estimated",
+                crate::name_of(collective),
+                self.0.name
+            ),
             reason: error.to_string(),
         })?;
         Ok(result.outcome.seconds * bytes.max(1) as f64 / smaller.max(1) as f64)

@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 
 impl Communicator {
     /// Gathers the bytes of all ranks in rank order. All ranks pass the same number of bytes.
+    ///
+    /// # Errors
+    /// As for [`Communicator::run`]. [`Error::Mismatch`] if the ranks pass different numbers of bytes.
     pub fn all_gather_bytes(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let mut all = vec![0; mine.len() * self.size()];
         let call = Call {

@@ -237,4 +237,14 @@ impl Communicator {
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {
         &self.0.cache
     }
+
+    pub(crate) fn state(&self) -> &Arc<SharedState> {
+        &self.0
+    }
+
+    /// Starts a barrier in the background.
+    pub(crate) fn start_barrier(&self, options: Options) -> crate::Result<Work> {
+        // SAFETY: a barrier has no buffers.
+        unsafe { self.start(&calls::BARRIER, options) }
+    }
 }

@@ -78,7 +78,10 @@ impl Communicator {
                 if health.poll_query(now, &mut facts) || now.duration_since(begun) >= QUERY_TIMEOUT {
                     health.cancel_query();
                     let activity = |&rank: &usize| {
-                        let text = facts.ranks[rank].activity.as_deref().unwrap_or("does not answer");
+                        let text = facts.ranks[rank]
+                            .activity
+                            .as_deref()
+                            .unwrap_or("sent no reply to a status query");
                         format!("{} {text}", engine.names.describe(rank))
                     };
                     return ranks.iter().map(activity).collect();

@@ -98,7 +98,12 @@ fn first_difference(group: &GroupNames, call_records: &[u64], size: usize) -> Op
     let rank =
         unreceived.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
     detail += "; every send needs its recv";
-    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.group(), rank, detail })
+    Some(Error::Mismatch {
+        operation: "destroy_process_group".to_owned(),
+        group: group.group(),
+        rank,
+        detail,
+    })
 }
 
 /// One collective of the shutdown, with its output.

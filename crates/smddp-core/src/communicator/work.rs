@@ -44,6 +44,11 @@ impl std::fmt::Display for CallName {
 
 impl Work {
     /// Waits until the call is over. After `timeout` the wait fails with [`Error::Timeout`] and the call continues.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after `timeout`, [`Error::Interrupted`] if a signal ended the wait; the call
+    /// continues in both cases. [`Error::Forked`] in a forked child. Otherwise the outcome of the call, as
+    /// [`Communicator::run`](super::Communicator::run) returns it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.shared.is_done() {
             return self.outcome();
@@ -51,7 +56,7 @@ impl Work {
         let comm = &self.comm;
         if !comm.wait_until(&Until::Done(&self.shared), timeout)? {
             return Err(Error::Timeout {
-                what: format!("wait for {}", self.call),
+                operation: format!("wait for {}", self.call),
                 group: comm.name.clone(),
                 after: timeout.unwrap_or_default(),
                 missing: Vec::new(),
@@ -103,6 +108,10 @@ impl Work {
     /// Makes later work on `stream`, a stream of the call's device, wait for this call. Waits for the other ranks
     /// to make the call, but not for the device. Returns the call's error if it has failed already. For calls on
     /// host buffers this is `wait`.
+    ///
+    /// # Errors
+    /// The error of the call if it has failed. [`Error::System`] if the driver rejects the wait.
+    /// [`Error::Interrupted`] and [`Error::Forked`] as for [`Work::wait`].
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if !self.is_enqueued() {
@@ -114,7 +123,7 @@ impl Work {
             return Err(error);
         }
         waits.map_err(|error| Error::System {
-            what: format!("wait for {} on group `{}`", self.call, comm.name),
+            operation: format!("wait for {} on group `{}`", self.call, comm.name),
             reason: error.to_string(),
         })
     }

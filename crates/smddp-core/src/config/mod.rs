@@ -234,6 +234,10 @@ impl Default for Config {
 
 impl Config {
     /// Returns the settings of the process, which are read once.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an invalid value, or for values that contradict each other; the same error in
+    /// every later call.
     pub fn get() -> Result<&'static Config> {
         static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
         CONFIG

@@ -84,6 +84,10 @@ impl Config {
     }
 
     /// Describes the transport between nodes. The error gives the reason if none is available.
+    ///
+    /// # Errors
+    /// The reason, as text: `SMDDP_TRANSPORT=shm`, no usable network interface, or no suitable libfabric
+    /// provider.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
         match self.transport.inter_node {
             InterNode::Nothing => Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
@@ -107,6 +111,9 @@ impl Config {
     }
 
     /// Describes the libfabric provider and the reason for its choice, in lines.
+    ///
+    /// # Errors
+    /// The reason, as text: libfabric is not loadable, or has no suitable provider.
     pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
         let (choice, lines) = self.choose_fabric();
         choice.map(|_| lines).map_err(|error| error.to_string())

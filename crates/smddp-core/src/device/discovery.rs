@@ -16,11 +16,15 @@ const TENSORS: &str = "CUDA tensors";
 const DRIVER: &str = "the CUDA driver";
 
 /// Converts an error of the CUDA driver.
-pub(crate) fn driver_error(what: &str, error: &smddp_cuda::Error) -> Error {
-    Error::System { what: what.to_owned(), reason: error.to_string() }
+pub(crate) fn driver_error(operation: &str, error: &smddp_cuda::Error) -> Error {
+    Error::System { operation: operation.to_owned(), reason: error.to_string() }
 }
 
 /// Returns the CUDA driver, opened and initialised once. Children forked afterwards cannot use CUDA.
+///
+/// # Errors
+/// [`Error::System`] if no driver is found, or its initialisation fails; the same error in every later call of
+/// the process. [`Error::Config`] for an invalid setting.
 pub fn cuda() -> Result<&'static Arc<Cuda>> {
     static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
     let found = CUDA.get().get_or_init(|| {
@@ -32,6 +36,9 @@ pub fn cuda() -> Result<&'static Arc<Cuda>> {
 }
 
 /// Returns the supported CUDA version of the installed driver. Initialises nothing.
+///
+/// # Errors
+/// [`Error::System`] if no driver is found. [`Error::Config`] for an invalid setting.
 pub fn cuda_version() -> Result<(i32, i32)> {
     let config = Config::get()?;
     undisturbed(DRIVER, || Cuda::driver_version(config.cuda.as_deref()))
@@ -39,6 +46,9 @@ pub fn cuda_version() -> Result<(i32, i32)> {
 }
 
 /// Returns a device in its primary context, which torch uses, too. `ordinal` is torch's device index.
+///
+/// # Errors
+/// [`Error::System`] if the driver has no device `ordinal` or cannot open it. The errors of [`cuda`].
 pub fn device(ordinal: i32) -> Result<Arc<Device>> {
     static DEVICES: PerProcess<Mutex<HashMap<i32, Arc<Device>>>> = PerProcess::new();
     let mut devices = lock(DEVICES.get());

@@ -351,9 +351,13 @@ fn describe(envelope: Envelope) -> String {
 
 fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
     Error::Mismatch {
-        what: recv.description(),
+        operation: recv.description(),
         group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {}", group.info().describe(from), describe(envelope)),
+        detail: format!(
+            "{} sends {}; use the same size, dtype and tag on both ranks",
+            group.info().describe(from),
+            describe(envelope)
+        ),
     }
 }

@@ -10,6 +10,8 @@ pub(crate) mod owned_engine;
 mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
+#[cfg(test)]
+mod query_tests;
 pub(crate) mod shared;
 pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
@@ -318,14 +320,14 @@ impl Engine {
                 }
                 Ok(Progress::Blocked) => break,
                 Err(ExecError::Device(reason)) => {
-                    let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
+                    let operation = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A failed rank withdraws its memory; its reason then is the one to report.
-                    self.on_transport_error(Error::System { what, reason }, true)?;
+                    self.on_transport_error(Error::System { operation, reason }, true)?;
                     break;
                 }
                 Err(ExecError::Peer(reason)) => {
-                    let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
-                    self.on_transport_error(Error::System { what, reason }, false)?;
+                    let operation = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
+                    self.on_transport_error(Error::System { operation, reason }, false)?;
                     break;
                 }
                 Err(ExecError::Mismatch(mismatch)) => {

@@ -124,7 +124,7 @@ impl SharedState {
         }
         op.input_copy.try_reserve_exact(bytes.div_ceil(size_of::<u128>())).map_err(|error| {
             Error::System {
-                what: format!("{} on group `{}`", name_of(call.collective), self.name),
+                operation: format!("{} on group `{}`", name_of(call.collective), self.name),
                 reason: format!("cannot allocate {bytes} bytes for a copy of the input: {error}"),
             }
         })?;

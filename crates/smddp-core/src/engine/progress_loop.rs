@@ -87,7 +87,7 @@ impl SharedState {
         let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let error = Error::System {
-            what: format!("progress of group `{}` on rank {}", self.name, self.rank),
+            operation: format!("progress of group `{}` on rank {}", self.name, self.rank),
             reason: format!(
                 "the library panicked: {text}; this is a bug, please report it with the preceding log lines"
             ),

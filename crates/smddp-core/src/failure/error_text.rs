@@ -16,8 +16,18 @@ use crate::failure::names::GroupNames;
 use crate::failure::pending::{ExpiredMessage, PendingCall};
 use crate::failure::report;
 
-/// Description of a rank of another node whose process does not run.
-const UNRESPONSIVE: &str = "does not answer, though its host does: its process is stopped, or has no time";
+/// Cause of missing progress on a rank whose host is reachable.
+const NOT_RUNNING: &str = "its process is stopped or gets no CPU time";
+
+/// Remedy for ranks that have not arrived.
+const INSPECT_STACKS: &str = "inspect their stacks (py-spy dump --pid), or give the group a longer timeout";
+
+/// Remedy for an operation that all ranks have begun.
+const INSPECT_PROCESSES: &str = "inspect the processes (ps -o stat,pcpu -p PID, py-spy dump --pid PID), or give the group a \
+     longer timeout";
+
+/// Remedy for hosts that sent no reply.
+const CHECK_HOSTS: &str = "check that the host runs and that this host reaches it (ping)";
 
 pub(crate) fn mismatch(
     group: &GroupNames,
@@ -45,16 +55,16 @@ pub(crate) fn mismatch(
             if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
         ),
     };
-    let what = match fingerprint::is_leaving(mine) {
+    let operation = match fingerprint::is_leaving(mine) {
         true => call(mine),
         false => numbered(collective, seq),
     };
-    Error::Mismatch { what, group: group.group(), rank: found.rank, detail }
+    Error::Mismatch { operation, group: group.group(), rank: found.rank, detail }
 }
 
 pub(crate) fn timeout(group: &GroupNames, facts: &Facts, call: &PendingCall) -> Error {
     let (missing, detail) = absent(group, facts, call);
-    Error::Timeout { what: call.name(), group: group.group(), after: call.timeout, missing, detail }
+    Error::Timeout { operation: call.name(), group: group.group(), after: call.timeout, missing, detail }
 }
 
 /// Log text for a call that waits for late ranks. `None` if no rank is known to be late.
@@ -70,13 +80,13 @@ pub(crate) fn late(group: &GroupNames, facts: &Facts, call: &PendingCall, after:
 /// Timeout of an operation whose work is completely on the device but does not complete there.
 pub(crate) fn device_timeout(group: &GroupNames, call: &PendingCall) -> Error {
     Error::Timeout {
-        what: call.name(),
+        operation: call.name(),
         group: group.group(),
         after: call.timeout,
         missing: Vec::new(),
         detail: "all ranks have made this call and all of its work is on their devices, but this rank's device has \
-                 not completed it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
-                 (nvidia-smi, py-spy dump --pid); or give the group a longer timeout"
+                 not completed it: an earlier kernel on the caller's stream still runs, or another rank's device hangs; \
+                 inspect both (nvidia-smi, py-spy dump --pid PID), or give the group a longer timeout"
             .to_owned(),
     }
 }
@@ -103,12 +113,14 @@ fn silent(facts: &Facts) -> Vec<usize> {
 }
 
 /// Returns the ranks whose processes do not run although their hosts do, with a description.
-fn stalled(facts: &Facts) -> Vec<(usize, &'static str)> {
-    let with = |answer: QueryAnswer, text: &'static str| {
+fn stalled(facts: &Facts) -> Vec<(usize, String)> {
+    let with = |answer: QueryAnswer, text: String| {
         let ranks = facts.ranks.iter().enumerate().filter(move |(_, facts)| facts.answer == Some(answer));
-        ranks.map(move |(rank, _)| (rank, text))
+        ranks.map(move |(rank, _)| (rank, text.clone()))
     };
-    with(QueryAnswer::Stopped, STOPPED).chain(with(QueryAnswer::ProcessUnresponsive, UNRESPONSIVE)).collect()
+    let unresponsive = format!("sent no reply, but its host did: {NOT_RUNNING}");
+    let stopped = with(QueryAnswer::Stopped, STOPPED.to_owned());
+    stopped.chain(with(QueryAnswer::ProcessUnresponsive, unresponsive)).collect()
 }
 
 /// Returns the ranks that are late for the observed operation, and the ranks whose progress is unknown. A rank that
@@ -153,6 +165,8 @@ pub(crate) fn queried_ranks(me: usize, facts: &Facts) -> Vec<usize> {
 fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, String) {
     let (me, size, silent, stalled) = (group.me, group.size(), silent(facts), stalled(facts));
     let (late, mut unknown) = late_and_unknown(me, facts, &silent);
+    let undelivered = undelivered(group, facts);
+    let the_call = format!("the call is {}", call(op.fingerprint));
     let mut parts = Vec::new();
     if !late.is_empty() || !unknown.is_empty() {
         let arrived = size - late.len() - unknown.len();
@@ -160,42 +174,43 @@ fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, S
         if !late.is_empty() {
             text += &format!(", missing: {}", report::list(group, &late));
         }
-        parts.push(text);
-        parts.push(format!("the call is {}", call(op.fingerprint)));
+        parts.extend([text, the_call]);
         parts.extend(activities(facts, &late));
         unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
         if !unknown.is_empty() {
-            parts.push(format!("unknown: {}, which did not answer", report::list(group, &unknown)));
+            parts.push(format!("state unknown: {}, which sent no reply", report::list(group, &unknown)));
         }
-    } else if silent.is_empty() && !stalled.is_empty() {
-        parts.push(format!("all {size} ranks arrived; the call is {}", call(op.fingerprint)));
-    } else if silent.is_empty() {
+    } else if !silent.is_empty() || !stalled.is_empty() {
+        parts.extend([format!("all {size} ranks arrived"), the_call]);
+    } else {
         let (awaited, all) = awaited_first(me, facts);
-        let waits = match awaited.is_empty() {
-            true => String::new(),
-            false => format!(", and this rank waits for {}", report::list(group, &awaited)),
-        };
-        parts.push(format!(
-            "all {size} ranks arrived, but the operation did not end{waits}; a rank is stopped or gets no processor time; the \
-             call is {}",
-            call(op.fingerprint)
-        ));
+        parts.push(format!("all {size} ranks arrived, but the operation is not complete"));
+        if !awaited.is_empty() {
+            parts.push(format!("this rank waits for {}", report::list(group, &awaited)));
+        }
+        if undelivered.is_none() {
+            parts.push(format!("possible cause on another rank: {NOT_RUNNING}"));
+        }
+        parts.push(the_call);
         parts.extend(activities(facts, &all));
     }
-    parts.extend(undelivered(group, facts));
     for (rank, state) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(MAX_QUERIED) {
         parts.push(format!("{} {state}", group.describe(*rank)));
     }
     if !silent.is_empty() {
-        let verb = if silent.len() == 1 { "does" } else { "do" };
+        let list = report::list(group, &silent);
         parts.push(format!(
-            "{} {verb} not answer: the host is down or cut off, or the process is stopped",
-            report::list(group, &silent)
+            "{list} sent no reply: the host is down or unreachable, or the process is stopped"
         ));
     }
-    if late.iter().any(|r| !silent.contains(r)) {
-        parts.push("inspect their stacks (py-spy dump --pid), or give the group a longer timeout".to_owned());
-    }
+    let remedy = match () {
+        () if late.iter().any(|rank| !silent.contains(rank)) || !unknown.is_empty() => Some(INSPECT_STACKS),
+        () if silent.is_empty() && undelivered.is_none() => Some(INSPECT_PROCESSES),
+        () => None,
+    };
+    parts.extend(undelivered);
+    parts.extend((!silent.is_empty()).then(|| CHECK_HOSTS.to_owned()));
+    parts.extend(remedy.map(str::to_owned));
     let is_missing =
         |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
     let missing = (0..size).filter(is_missing).collect();
@@ -215,25 +230,33 @@ pub(crate) fn expired(group: &GroupNames, facts: &Facts, message: &ExpiredMessag
     let missing: Vec<usize> = message.peer.into_iter().collect();
     let detail = match missing.first() {
         Some(&rank) => {
-            let other =
-                format!("the transfer did not begin or complete; the peer is {}", group.describe(rank));
-            [vec![other], activities(facts, &missing)].concat().join("; ")
+            let state = match message.begun {
+                true => "the transfer is not complete",
+                false => "the transfer did not begin",
+            };
+            let peer = format!("the peer is {}", group.describe(rank));
+            let remedy = "check that the peer makes the matching call with the same tag, or give the group a longer \
+                          timeout";
+            let before = [state.to_owned(), peer].into_iter();
+            let parts: Vec<_> = before.chain(activities(facts, &missing)).chain([remedy.to_owned()]).collect();
+            parts.join("; ")
         }
-        None => "no rank sent a message with this tag".to_owned(),
+        None => "no rank sent a message with this tag; check the tag on the sender, or give the group a longer timeout"
+            .to_owned(),
     };
-    let (what, group) = (message.description.clone(), group.group());
-    Error::Timeout { what, group, after: message.timeout, missing, detail }
+    let (operation, group) = (message.description.clone(), group.group());
+    Error::Timeout { operation, group, after: message.timeout, missing, detail }
 }
 
 /// Maximum number of missing ranks that are queried for their activity.
 pub(crate) const MAX_QUERIED: usize = 3;
 
 /// Appends the other lost ranks to the description of a loss, since any of them may be the first cause.
-pub(crate) fn with_others(group: &GroupNames, how: &str, others: &[usize]) -> String {
+pub(crate) fn with_others(group: &GroupNames, reason: &str, others: &[usize]) -> String {
     if others.is_empty() {
-        how.to_owned()
+        reason.to_owned()
     } else {
-        format!("{how}; also lost: {}", report::list(group, others))
+        format!("{reason}; also lost: {}", report::list(group, others))
     }
 }
 
@@ -255,28 +278,30 @@ pub(crate) fn departure(
     pending: &str,
     own_error: Option<&(Duration, Arc<str>)>,
 ) -> Error {
-    let how =
+    let reason =
         format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(own_error));
-    lost(group, pending.to_owned(), group.me, &how)
+    lost(group, pending.to_owned(), group.me, &reason)
 }
 
-/// Error of operation `what` for the loss of a rank.
-pub(crate) fn lost(group: &GroupNames, what: String, rank: usize, how: &str) -> Error {
+/// Error of `operation` for the loss of a rank.
+pub(crate) fn lost(group: &GroupNames, operation: String, rank: usize, reason: &str) -> Error {
     Error::PeerLost {
-        what,
+        operation,
         group: group.group(),
         rank,
-        who: group.describe(rank),
-        how: how.to_owned(),
-        advice: report::LOST_ADVICE,
+        peer: group.describe(rank),
+        reason: reason.to_owned(),
+        remedy: report::LOST_REMEDY,
     }
 }
 
 /// Error of a process that cannot reach a rank which may be healthy.
-pub(crate) fn unreachable(group: &GroupNames, what: &str, rank: usize, reason: &str) -> Error {
+pub(crate) fn unreachable(group: &GroupNames, operation: &str, rank: usize, reason: &str) -> Error {
     let (me, other) = (group.describe(group.me), group.describe(rank));
     Error::System {
-        what: format!("{what} on group `{}` failed: {me} cannot reach {other}", group.group),
-        reason: reason.to_owned(),
+        operation: format!("{operation} on group `{}` failed: {me} cannot reach {other}", group.group),
+        reason: format!(
+            "{reason}; that rank may be healthy: check the limits and the network of this process (smddp doctor)"
+        ),
     }
 }

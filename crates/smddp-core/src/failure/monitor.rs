@@ -57,11 +57,11 @@ enum State {
     Watching,
     /// A transport or a device reported an error of a peer. A fault may still explain it.
     Explaining,
-    /// A rank left before the operation `what`. A message that it sent before, or a report of another rank, may
+    /// A rank left before `operation`. A message that it sent before, or a report of another rank, may
     /// still arrive. `call`: sequence number of the operation; `None` for a message.
     Draining {
         rank: usize,
-        what: String,
+        operation: String,
         call: Option<u64>,
         since: Instant,
     },
@@ -234,17 +234,17 @@ impl FailureMonitor {
         })
     }
 
-    /// Ends the group with the report of another rank as an error of operation `what`.
-    fn forward(&self, what: String, from: usize, report: &str) -> Verdict {
-        let error = report::to_error(&self.names, what, from, report);
+    /// Ends the group with the report of another rank as an error of `operation`.
+    fn forward(&self, operation: String, from: usize, report: &str) -> Verdict {
+        let error = report::to_error(&self.names, operation, from, report);
         Verdict::Fail(Box::new(Failure { error, report: Some(report.to_owned()), last_error: None }))
     }
 
-    /// Ends the group because operation `what` needs rank `rank`, which is lost or has left.
-    fn lost(&self, what: String, rank: usize, how: &str, facts: &Facts) -> Verdict {
+    /// Ends the group because `operation` needs rank `rank`, which is lost or has left.
+    fn lost(&self, operation: String, rank: usize, reason: &str, facts: &Facts) -> Verdict {
         let last_error = facts.ranks[rank].last_error.as_ref();
-        let how = format!("{how}{}", error_text::last_error(last_error));
-        let error = error_text::lost(&self.names, what, rank, &how);
+        let reason = format!("{reason}{}", error_text::last_error(last_error));
+        let error = error_text::lost(&self.names, operation, rank, &reason);
         let last_error = last_error.map(|(_, text)| text.to_string());
         Verdict::Fail(Box::new(Failure { error, report: None, last_error }))
     }

@@ -11,8 +11,8 @@ use crate::error::Error;
 /// Maximum length of a rank list, in bytes.
 pub(crate) const MAX_RANK_LIST: usize = 360;
 
-/// Advice in errors about a lost rank.
-pub(super) const LOST_ADVICE: &str = "this error follows from that rank's failure: see its log for the first cause; to continue \
+/// Remedy in errors about a lost rank.
+pub(super) const LOST_REMEDY: &str = "this error follows from that rank's failure: see its log for the first cause; to continue \
      without it, destroy the group and create a new one";
 
 /// Formats ranks in ascending order in at most about `limit` bytes: "5, 258-269, and 37 more".
@@ -64,20 +64,22 @@ pub(crate) fn list(group: &GroupNames, ranks: &[usize]) -> String {
 /// Then a line with the call, and the text.
 pub(crate) fn own(me: usize, error: &Error) -> String {
     let full_text = error.to_string();
-    let (kind, ranks, after, what, text) = match error {
-        Error::Timeout { missing, after, what, detail, .. } => {
-            ('T', missing.as_slice(), *after, what, detail)
+    let (kind, ranks, after, operation, text) = match error {
+        Error::Timeout { missing, after, operation, detail, .. } => {
+            ('T', missing.as_slice(), *after, operation, detail)
         }
-        Error::Mismatch { rank, what, detail, .. } => {
-            ('M', std::slice::from_ref(rank), Duration::ZERO, what, detail)
+        Error::Mismatch { rank, operation, detail, .. } => {
+            ('M', std::slice::from_ref(rank), Duration::ZERO, operation, detail)
         }
-        Error::PeerLost { rank, what, how, .. } => {
-            ('L', std::slice::from_ref(rank), Duration::ZERO, what, how)
+        Error::PeerLost { rank, operation, reason, .. } => {
+            ('L', std::slice::from_ref(rank), Duration::ZERO, operation, reason)
         }
+        // The receiving rank adds the group and the remedy.
+        Error::Closed { reason, .. } => ('C', &[][..], Duration::ZERO, &String::new(), reason),
         _ => ('C', &[][..], Duration::ZERO, &String::new(), &full_text),
     };
     let mut report =
-        format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, MAX_RANK_LIST), after.as_millis());
+        format!("{kind};{me};{};{}\n{operation}\n{text}", ranges(ranks, MAX_RANK_LIST), after.as_millis());
     if report.len() > MAX_ABORT_REPORT {
         let end = (0..=MAX_ABORT_REPORT - "...".len()).rev().find(|&at| report.is_char_boundary(at));
         report.truncate(end.unwrap_or(0));
@@ -98,8 +100,8 @@ pub(crate) fn lost_rank(report: &str) -> Option<usize> {
     rank.parse().ok().filter(|_| kind == "L" && by != rank)
 }
 
-/// Converts a report from rank `from` to an error of the same kind, for the call `what`.
-pub(crate) fn to_error(group: &GroupNames, what: String, from: usize, report: &str) -> Error {
+/// Converts a report from rank `from` to an error of the same kind, for `operation`.
+pub(crate) fn to_error(group: &GroupNames, operation: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (header, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
@@ -113,27 +115,27 @@ pub(crate) fn to_error(group: &GroupNames, what: String, from: usize, report: &s
     let in_group = group.group();
     // A report in an unknown format is quoted unchanged.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
-    let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
+    let call = if call.is_empty() || call == operation { String::new() } else { format!("{call}: ") };
     let detail = format!("{reporter} reports: {call}{text}");
     match kind {
-        "T" => Error::Timeout { what, group: in_group, after, missing: ranks, detail },
-        "M" => Error::Mismatch { what, group: in_group, rank: origin, detail },
+        "T" => Error::Timeout { operation, group: in_group, after, missing: ranks, detail },
+        "M" => Error::Mismatch { operation, group: in_group, rank: origin, detail },
         "L" => {
             let rank = ranks.first().copied().unwrap_or(origin);
             Error::PeerLost {
-                what,
+                operation,
                 group: in_group,
                 rank,
-                who: group.describe(rank),
-                how: if ranks.first() == Some(&origin) {
+                peer: group.describe(rank),
+                reason: if ranks.first() == Some(&origin) {
                     text.to_owned()
                 } else {
                     format!("{text}, as {reporter} reports")
                 },
-                advice: LOST_ADVICE,
+                remedy: LOST_REMEDY,
             }
         }
-        _ => Error::Closed { group: in_group, reason: format!("{what}: {detail}") },
+        _ => Error::Closed { group: in_group, reason: format!("{operation}: {detail}") },
     }
 }
 
@@ -143,8 +145,8 @@ mod tests {
     use crate::failure::tests::names;
 
     fn timeout(missing: Vec<usize>, detail: String) -> Error {
-        let (what, group) = ("barrier #7".to_owned(), "g".to_owned());
-        Error::Timeout { what, group, after: Duration::from_millis(1500), missing, detail }
+        let (operation, group) = ("barrier #7".to_owned(), "g".to_owned());
+        Error::Timeout { operation, group, after: Duration::from_millis(1500), missing, detail }
     }
 
     #[test]
@@ -182,10 +184,10 @@ mod tests {
         let report = own(9, &error);
         assert!(report.len() <= MAX_ABORT_REPORT, "{}", report.len());
         let received = to_error(&group, "all_reduce #8".to_owned(), 4, &report);
-        let Error::Timeout { what, after, missing: reported, detail, .. } = &received else {
+        let Error::Timeout { operation, after, missing: reported, detail, .. } = &received else {
             panic!("{received}")
         };
-        assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
+        assert_eq!((operation.as_str(), after.as_millis()), ("all_reduce #8", 1500));
         assert!(
             detail.starts_with(&format!(
                 "{} reports: barrier #7: missing: {}",

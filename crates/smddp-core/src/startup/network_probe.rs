@@ -70,10 +70,11 @@ pub(crate) fn set_network_estimate(
 
 /// Adds the purpose of the probe to an error of one of its messages.
 fn with_purpose(mut error: Error) -> Error {
-    if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { reason: what, .. } =
-        &mut error
+    if let Error::Timeout { operation: text, .. }
+    | Error::PeerLost { operation: text, .. }
+    | Error::Closed { reason: text, .. } = &mut error
     {
-        *what = format!("measuring the network between nodes (SMDDP_NETWORK=default disables it): {what}");
+        *text = format!("measuring the network between nodes (SMDDP_NETWORK=default disables it): {text}");
     }
     error
 }

@@ -36,6 +36,11 @@ pub struct Pending {
 
 impl Pending {
     /// Prepares rank `rank` of a group. `timeout`: deadline of calls without their own deadline.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a group above the maximum size, or a `rank` outside of it. [`Error::Config`] for
+    /// an invalid setting, or settings too long for the address record. [`Error::System`] if memory or sockets
+    /// are not available.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
         Self::with_order(name, rank, size, timeout, false)
     }
@@ -64,7 +69,7 @@ impl Pending {
         let mut prepared =
             Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| {
                 Error::System {
-                    what: format!("group `{name}`: rank {rank} cannot join"),
+                    operation: format!("group `{name}`: rank {rank} cannot join"),
                     reason: error.to_string(),
                 }
             })?;
@@ -129,6 +134,11 @@ impl Pending {
 
     /// Second half: connects the ranks. `rank_infos`: the information of all ranks in rank order, including this
     /// one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another number of ranks. [`Error::Topology`] if ranks differ in version, size or
+    /// settings, or cannot reach each other. [`Error::PeerLost`] if a rank has ended. Errors of
+    /// [`Communicator::run`] for the measurement of the network between nodes.
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let exchanged_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
@@ -238,12 +248,12 @@ fn check_record_size(name: &str, rank: usize, rank_info: &RankInfo, config: &Con
 fn connect_error(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
         JoinError::Unreachable(Unreachable { rank, host, pid, ended: true, reason }) => Error::PeerLost {
-            what: call.to_owned(),
+            operation: call.to_owned(),
             group: name.to_owned(),
             rank,
-            who: format!("rank {rank} (host {host}, pid {pid})"),
-            how: format!("ended before the group was created: {reason}"),
-            advice: LOST_AT_STARTUP,
+            peer: format!("rank {rank} (host {host}, pid {pid})"),
+            reason: format!("ended before the group was created: {reason}"),
+            remedy: LOST_AT_STARTUP,
         },
         error => Error::Topology(format!("{call} of group '{name}' failed on {me}: {error}")),
     }

@@ -69,19 +69,19 @@ impl ParentGroup<'_> {
         let parent_ranks: Vec<usize> =
             late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
         let new_rank = |parent_rank| self.ranks.iter().position(|&rank| rank == parent_rank);
-        let how = |peer| {
+        let reason = |peer| {
             format!("ended before the group was created (in group `{}` it is {peer})", self.group.name())
         };
         let dead = self.group.dead(&parent_ranks).into_iter();
-        dead.filter_map(|(rank, peer)| Some((new_rank(rank)?, how(peer)))).collect()
+        dead.filter_map(|(rank, peer)| Some((new_rank(rank)?, reason(peer)))).collect()
     }
 
     /// Returns the error for the first dead rank among these ranks of the new group `name`, for callers that wait
     /// outside the core.
     pub fn lost(&self, (call, name): (&str, &str), late: &[usize]) -> Option<Error> {
-        let (rank, how) = self.dead(late).into_iter().next()?;
-        let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_AT_STARTUP);
-        Some(Error::PeerLost { what, group, rank, who: rank_label(rank, &[]), how, advice })
+        let (rank, reason) = self.dead(late).into_iter().next()?;
+        let (operation, group, remedy) = (call.to_owned(), name.to_owned(), LOST_AT_STARTUP);
+        Some(Error::PeerLost { operation, group, rank, peer: rank_label(rank, &[]), reason, remedy })
     }
 }
 
@@ -208,7 +208,10 @@ impl RankExchange<'_> {
         endpoint: &mut Option<OpenEndpoint>,
     ) -> Result<Communicator> {
         let new = pending.tree().map_err(|error| Error::System {
-            what: format!("group `{}`: cannot open sockets for the exchange of rank information", self.name),
+            operation: format!(
+                "group `{}`: cannot open sockets for the exchange of rank information",
+                self.name
+            ),
             reason: error.to_string(),
         })?;
         let tree = tree.insert(new);
@@ -336,8 +339,8 @@ impl RankExchange<'_> {
     /// Probes the ranks that have not answered. A rank that has published its failure is not probed, since a new
     /// attempt may follow.
     fn probe(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
-        for (rank, how) in self.parent_group.map_or_else(Vec::new, |parent| parent.dead(&tree.missing())) {
-            tree.fail(StartupFailure::lost(rank, how));
+        for (rank, reason) in self.parent_group.map_or_else(Vec::new, |parent| parent.dead(&tree.missing())) {
+            tree.fail(StartupFailure::lost(rank, reason));
         }
         for rank in tree.suspects() {
             let address_key = key("card", rank);

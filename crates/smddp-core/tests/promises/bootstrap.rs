@@ -230,7 +230,7 @@ fn store_failure_on_one_rank_fails_all_ranks() {
             self.0.has(keys)
         }
         fn get(&self, _key: &str) -> Result<Vec<u8>> {
-            Err(Error::System { what: "the store".into(), reason: "injected failure".into() })
+            Err(Error::System { operation: "the store".into(), reason: "injected failure".into() })
         }
         fn delete(&self, key: &str) -> Result<()> {
             self.0.delete(key)

@@ -47,11 +47,11 @@ fn timeout_reports_the_missing_ranks_on_all_ranks() {
                 let error = outcome.and_then(|()| one(comm, collective, count)).unwrap_err();
                 let took = begun.elapsed();
                 let text = error.to_string();
-                let Error::Timeout { what, group, missing, .. } = &error else { panic!("{text}") };
+                let Error::Timeout { operation, group, missing, .. } = &error else { panic!("{text}") };
                 assert!(
-                    what.ends_with(&format!("#{}", 3 + done))
-                        && what.starts_with(smddp_core::name_of(collective)),
-                    "{what}"
+                    operation.ends_with(&format!("#{}", 3 + done))
+                        && operation.starts_with(smddp_core::name_of(collective)),
+                    "{operation}"
                 );
                 assert_eq!(group, "test");
                 assert_eq!(*missing, [2, 3], "rank {} over {wire:?}: {text}", comm.rank());

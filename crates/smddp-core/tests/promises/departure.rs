@@ -67,7 +67,7 @@ pub(crate) fn rank(me: &RankProcess) {
     assert!(into.iter().all(|&x| x == other as f32));
     assert_eq!(comm.error(), None, "a departed rank alone is not an error");
     let error = one(&comm, Collective::AllReduce, 10, 0).unwrap_err();
-    assert!(matches!(&error, Error::PeerLost { rank: 1, how, .. } if how.contains("left")), "{error}");
+    assert!(matches!(&error, Error::PeerLost { rank: 1, reason, .. } if reason.contains("left")), "{error}");
     comm.close();
     me.report("done");
 }
@@ -156,7 +156,7 @@ fn close_with_pending_calls_is_reported_as_a_lost_rank() {
                     closed.wait();
                     // The data that rank 0 sent for its pending collective may be sufficient for the others.
                     let outcome = again().run(comm).and_then(|()| again().run(comm));
-                    let lost = matches!(&outcome, Err(Error::PeerLost { rank: 0, how, .. }) if how.contains("pending"));
+                    let lost = matches!(&outcome, Err(Error::PeerLost { rank: 0, reason, .. }) if reason.contains("pending"));
                     assert!(lost, "{wire:?}, {pending}: {outcome:?}");
                     return;
                 }

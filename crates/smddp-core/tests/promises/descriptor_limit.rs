@@ -49,7 +49,7 @@ pub(crate) fn rank(me: &RankProcess) {
             job.check();
             me.report("success");
         }
-        Err(Error::System { what, reason }) => me.report(&format!("system {what}: {reason}")),
+        Err(Error::System { operation, reason }) => me.report(&format!("system {operation}: {reason}")),
         Err(error) => me.report(&format!("other {error:?}: {error}")),
     }
     comm.close();

@@ -298,7 +298,7 @@ fn departure_of_one_rank_respects_its_timeout() {
             if comm.rank() == 1 {
                 let error = run(comm, make(Collective::AllReduce)).unwrap_err();
                 assert!(
-                    matches!(&error, Error::PeerLost { rank: 0, how, .. } if how.contains("left")),
+                    matches!(&error, Error::PeerLost { rank: 0, reason, .. } if reason.contains("left")),
                     "{error}"
                 );
             }

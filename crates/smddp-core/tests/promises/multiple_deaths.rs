@@ -23,9 +23,9 @@ pub(crate) fn rank(me: &RankProcess) {
         me.report(&format!("detected {victim}"));
     }
     let error = comm.barrier(Options::default()).unwrap_err();
-    let Error::PeerLost { rank, ref how, .. } = error else { panic!("not a loss: {error}") };
+    let Error::PeerLost { rank, ref reason, .. } = error else { panic!("not a loss: {error}") };
     assert_eq!(rank, VICTIMS[0], "{error}");
-    assert!(how.contains(&format!("also lost: rank {}", VICTIMS[1])), "{error}");
+    assert!(reason.contains(&format!("also lost: rank {}", VICTIMS[1])), "{error}");
     me.report("done");
 }
 

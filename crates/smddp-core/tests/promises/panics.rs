@@ -17,7 +17,7 @@ fn barrier() -> Job {
 }
 
 fn is_reported(error: Option<Error>) -> bool {
-    matches!(error, Some(Error::System { what, reason }) if what.contains("fake") && reason.contains(TEXT))
+    matches!(error, Some(Error::System { operation, reason }) if operation.contains("fake") && reason.contains(TEXT))
 }
 
 fn wait_until(done: impl Fn() -> bool) {

@@ -174,7 +174,7 @@ impl Device {
     /// Call it while no stream waits for a word.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn prepare(&self) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         self.kernels.prepare(&self.cuda)

@@ -13,33 +13,33 @@ use crate::failure::report;
 const LEFT: &str = "left the group (destroyed it or exited) before this operation";
 
 impl FailureMonitor {
-    /// Evaluates the departure of a rank that the pending operation `what` needs.
+    /// Evaluates the departure of a rank that the pending `operation` needs.
     pub(super) fn needed_rank_left(
         &mut self,
         now: Instant,
-        what: String,
+        operation: String,
         rank: usize,
         facts: &Facts,
         pending: &Pending,
     ) -> Verdict {
         match pending.with(rank).and_then(|messages| messages.wrong_tag.clone()) {
             Some(error) => Failure::verdict(error),
-            None => self.begin_drain(now, what, rank, facts, pending),
+            None => self.begin_drain(now, operation, rank, facts, pending),
         }
     }
 
-    /// Waits for messages of a rank that left before operation `what`. The departed rank may have sent a message
+    /// Waits for messages of a rank that left before `operation`. The departed rank may have sent a message
     /// instead, to this rank or to another one.
     pub(super) fn begin_drain(
         &mut self,
         now: Instant,
-        what: String,
+        operation: String,
         rank: usize,
         facts: &Facts,
         pending: &Pending,
     ) -> Verdict {
         let call = pending.call.map(|call| call.seq);
-        self.state = State::Draining { rank, what, call, since: now };
+        self.state = State::Draining { rank, operation, call, since: now };
         let verdict = self.drain(now, facts, pending);
         verdict.unwrap_or_else(|| Verdict::Wait { until: self.next_check(now, pending) })
     }
@@ -47,7 +47,7 @@ impl FailureMonitor {
     /// Continues the wait for messages of a departed rank. Returns `None` without such a wait, or if the operation has
     /// ended.
     pub(super) fn drain(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
-        let State::Draining { rank, ref what, call, since } = self.state else { return None };
+        let State::Draining { rank, ref operation, call, since } = self.state else { return None };
         let needed = || pending.with(rank).is_some_and(|messages| messages.needed);
         let is_pending = match call {
             Some(_) => pending.call.map(|call| call.seq) == call,
@@ -57,7 +57,7 @@ impl FailureMonitor {
             self.state = if self.transport_error.is_some() { State::Explaining } else { State::Watching };
             return None;
         }
-        if let Some(verdict) = self.unreceived(what, rank, pending) {
+        if let Some(verdict) = self.unreceived(operation, rank, pending) {
             return Some(verdict);
         }
         let mismatch = facts.ranks.iter().enumerate().find_map(|(from, facts)| {
@@ -65,7 +65,7 @@ impl FailureMonitor {
             report::is_mismatch(report).then_some((from, report))
         });
         if let Some((from, report)) = mismatch {
-            return Some(self.forward(what.clone(), from, report));
+            return Some(self.forward(operation.clone(), from, report));
         }
         let is_drained = facts.ranks[rank].is_local || facts.ranks[rank].messages_announced;
         let limit = match facts.ranks.len() {
@@ -77,7 +77,7 @@ impl FailureMonitor {
             let until = (now + self.limits.poll).min(since + limit);
             return Some(Verdict::Wait { until: Some(until) });
         }
-        Some(self.lost(what.clone(), rank, LEFT, facts))
+        Some(self.lost(operation.clone(), rank, LEFT, facts))
     }
 
     /// Evaluates receives from ranks that have left. Within a node all messages of a rank are visible before its
@@ -93,30 +93,31 @@ impl FailureMonitor {
         }
         let mut departed = pending.messages.departed.iter();
         let rank = departed.find(|messages| messages.awaited && departs(messages.rank, facts))?.rank;
-        let what = pending.messages.oldest.clone().unwrap_or_else(|| "recv".to_owned());
-        Some(self.needed_rank_left(now, what, rank, facts, pending))
+        let operation = pending.messages.oldest.clone().unwrap_or_else(|| "recv".to_owned());
+        Some(self.needed_rank_left(now, operation, rank, facts, pending))
     }
 
-    /// Returns the error of the call `what` for a message of departed rank `rank` that this rank did not receive.
-    fn unreceived(&self, what: &str, rank: usize, pending: &Pending) -> Option<Verdict> {
+    /// Returns the error of `operation` for a message of departed rank `rank` that this rank did not receive.
+    fn unreceived(&self, operation: &str, rank: usize, pending: &Pending) -> Option<Verdict> {
         let description = pending.with(rank)?.unexpected.as_ref()?;
         let peer = self.names.describe(rank);
-        let detail =
-            format!("{peer} {LEFT}; its last message to this rank has no matching recv: it {description}");
+        let detail = format!(
+            "{peer} {LEFT}; its last message to this rank has no matching recv: it {description}; post a recv for it, or remove the send"
+        );
         let group = self.names.group();
-        Some(Failure::verdict(Error::Mismatch { what: what.to_owned(), group, rank, detail }))
+        Some(Failure::verdict(Error::Mismatch { operation: operation.to_owned(), group, rank, detail }))
     }
 
     /// Returns the error of [`Self::unreceived`] if another rank reported the departure first.
     pub(super) fn unreceived_of_lost(
         &self,
-        what: &str,
+        operation: &str,
         report: &str,
         facts: &Facts,
         pending: &Pending,
     ) -> Option<Verdict> {
         let rank =
             report::lost_rank(report).filter(|&rank| rank != self.names.me && rank < facts.ranks.len())?;
-        departs(rank, facts).then(|| self.unreceived(what, rank, pending)).flatten()
+        departs(rank, facts).then(|| self.unreceived(operation, rank, pending)).flatten()
     }
 }

@@ -39,30 +39,30 @@ impl FailureMonitor {
         if pending.is_leaving() {
             return self.evaluate_leaving(facts, pending);
         }
-        let what = pending.oldest();
+        let operation = pending.oldest();
         // Deaths come first: they are the cause, and the reports of other ranks are the consequence.
         let lost = facts.lost();
         if let Some(&(rank, reason)) = lost.first() {
             let others: Vec<usize> = lost[1..].iter().map(|&(other, _)| other).collect();
-            let how = error_text::with_others(&self.names, reason, &others);
-            return Some(self.lost(what, rank, &how, facts));
+            let reason = error_text::with_others(&self.names, reason, &others);
+            return Some(self.lost(operation, rank, &reason, facts));
         }
         // Unreachable ranks come before reports: the problem of this process may have caused a report of another rank.
         if let Some((rank, reason)) = unreachable(facts) {
-            return Some(Failure::verdict(error_text::unreachable(&self.names, &what, rank, reason)));
+            return Some(Failure::verdict(error_text::unreachable(&self.names, &operation, rank, reason)));
         }
         for notice in notices(facts) {
             match notice {
                 Notice::Aborted(_, _, is_later) if is_later && self.may_complete(now, pending) => {}
                 Notice::Aborted(rank, report, _) => {
-                    let cause = self.unreceived_of_lost(&what, report, facts, pending);
-                    return Some(cause.unwrap_or_else(|| self.forward(what, rank, report)));
+                    let cause = self.unreceived_of_lost(&operation, report, facts, pending);
+                    return Some(cause.unwrap_or_else(|| self.forward(operation, rank, report)));
                 }
                 Notice::Left(rank) => {
                     let needed = pending.call.is_some() && facts.ranks[rank].missing;
                     let message = || !moving && pending.with(rank).is_some_and(|messages| messages.needed);
                     if needed || self.abandoned_data(now, rank, facts, pending) || message() {
-                        return Some(self.needed_rank_left(now, what, rank, facts, pending));
+                        return Some(self.needed_rank_left(now, operation, rank, facts, pending));
                     }
                 }
             }

@@ -182,7 +182,7 @@ fn add(facts: &mut Facts, fact: &str) -> Option<Event> {
             facts.mismatches.push(CallMismatch { seq, mine, found });
         }
         "transport_error" | "device_error" => {
-            let error = Error::System { what: "all_reduce #4".to_owned(), reason: rest.to_owned() };
+            let error = Error::System { operation: "all_reduce #4".to_owned(), reason: rest.to_owned() };
             return Some(Event::TransportError(error, subject == "device_error"));
         }
         "all" => {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod case;
+mod wait_times;
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,11 @@ const CASES: [&str; 5] = ["deaths", "departures", "mismatches", "timeouts", "lea
 
 /// Runs the steps and returns the verdict of the last one. `early`: the last step is observed that much earlier.
 fn replay(case: &Case, steps: &[Step], early: Duration, base: Instant) -> Verdict {
+    run(case, steps, early, base).1
+}
+
+/// Implements [`replay`] and also returns the monitor.
+fn run(case: &Case, steps: &[Step], early: Duration, base: Instant) -> (FailureMonitor, Verdict) {
     let mut monitor = FailureMonitor::new(names(case.size), Limits::default());
     let mut verdict = Verdict::Wait { until: None };
     for (index, step) in steps.iter().enumerate() {
@@ -37,7 +43,7 @@ fn replay(case: &Case, steps: &[Step], early: Duration, base: Instant) -> Verdic
             }
         };
     }
-    verdict
+    (monitor, verdict)
 }
 
 #[test]

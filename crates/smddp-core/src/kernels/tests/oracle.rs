@@ -1,116 +1,136 @@
 //! Reference reduction: one element at a time, with the types of Rust and of the `half` crate.
 
+use std::convert::identity;
+
 use ::half::{bf16, f16};
 
 use super::Random;
 use crate::call::types::{DType, RedOp};
 
-/// Expected result of `Kernel::run`, or `None` if the dtype does not support the redop.
+/// Returns the expected result of `Kernel::run`, or `None` if the dtype does not support the redop.
 pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option<u32>) -> Option<Vec<u8>> {
-    macro_rules! fold {
-        ($element:ty, $widen:expr, $combine:expr, $finish:expr) => {{
-            let size = size_of::<$element>();
-            let read = |src: &Vec<u8>, at: usize| {
-                let bytes = src[at * size..(at + 1) * size].try_into().unwrap();
-                $widen(<$element>::from_ne_bytes(bytes))
-            };
-            let results = (0..srcs[0].len() / size).flat_map(|at| {
-                let first = read(&srcs[0], at);
-                let all = srcs[1..].iter().fold(first, |acc, src| $combine(acc, read(src, at)));
-                $finish(all).to_ne_bytes()
-            });
-            Some(results.collect())
-        }};
-    }
-    macro_rules! float {
-        ($element:ty, $acc:ty, $widen:expr, $narrow:expr) => {{
-            let finish = |sum: $acc| $narrow(scale.map_or(sum, |ranks| sum / ranks as $acc));
-            match redop {
-                RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => {
-                    fold!($element, $widen, |a: $acc, b: $acc| a + b, finish)
-                }
-                RedOp::Prod => fold!($element, $widen, |a: $acc, b: $acc| a * b, $narrow),
-                RedOp::Min => fold!($element, $widen, |a: $acc, b: $acc| if b < a { b } else { a }, $narrow),
-                RedOp::Max => fold!($element, $widen, |a: $acc, b: $acc| if b > a { b } else { a }, $narrow),
-                RedOp::Band | RedOp::Bor | RedOp::Bxor => None,
-            }
-        }};
-    }
-    macro_rules! int {
-        ($int:ty) => {{
-            let same = |value: $int| value;
-            let finish = |sum: $int| scale.map_or(sum, |ranks| (i128::from(sum) / i128::from(ranks)) as $int);
-            match redop {
-                RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => {
-                    fold!($int, same, |a: $int, b| a.wrapping_add(b), finish)
-                }
-                RedOp::Prod => fold!($int, same, |a: $int, b| a.wrapping_mul(b), same),
-                RedOp::Min => fold!($int, same, |a: $int, b| a.min(b), same),
-                RedOp::Max => fold!($int, same, |a: $int, b| a.max(b), same),
-                RedOp::Band => fold!($int, same, |a, b| a & b, same),
-                RedOp::Bor => fold!($int, same, |a, b| a | b, same),
-                RedOp::Bxor => fold!($int, same, |a, b| a ^ b, same),
-            }
-        }};
-    }
-    macro_rules! complex {
-        ($float:ty) => {{
-            if redop != RedOp::Prod {
-                let same = |value: $float| value;
-                let finish = |sum: $float| scale.map_or(sum, |ranks| sum / ranks as $float);
-                return match redop {
-                    RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => {
-                        fold!($float, same, |a: $float, b: $float| a + b, finish)
-                    }
-                    _ => None,
-                };
-            }
-            let size = size_of::<$float>();
-            let part = |src: &Vec<u8>, at: usize| {
-                <$float>::from_ne_bytes(src[at * size..(at + 1) * size].try_into().unwrap())
-            };
-            let results = (0..srcs[0].len() / size).step_by(2).flat_map(|at| {
-                let (mut re, mut im) = (part(&srcs[0], at), part(&srcs[0], at + 1));
-                for src in &srcs[1..] {
-                    let (a, b) = (part(src, at), part(src, at + 1));
-                    (re, im) = (re * a - im * b, re * b + im * a);
-                }
-                [re.to_ne_bytes(), im.to_ne_bytes()].concat()
-            });
-            Some(results.collect())
-        }};
-    }
-    match dtype {
-        DType::F32 => float!(f32, f32, |value| value, |value: f32| value),
-        DType::F64 => float!(f64, f64, |value| value, |value: f64| value),
-        DType::F16 => float!(f16, f32, f16::to_f32, f16::from_f32),
-        DType::BF16 => float!(bf16, f32, bf16::to_f32, bf16::from_f32),
-        DType::I8 => int!(i8),
-        DType::I16 => int!(i16),
-        DType::I32 => int!(i32),
-        DType::I64 => int!(i64),
-        DType::U8 => int!(u8),
-        DType::U16 => int!(u16),
-        DType::U32 => int!(u32),
-        DType::U64 => int!(u64),
-        DType::Bool => {
-            let results = (0..srcs[0].len()).map(|at| {
-                let mut votes = srcs.iter().map(|src| src[at] != 0);
-                u8::from(match redop {
-                    RedOp::Prod | RedOp::Min | RedOp::Band => votes.all(|vote| vote),
-                    RedOp::Bxor => votes.filter(|vote| *vote).count() % 2 == 1,
-                    _ => votes.any(|vote| vote),
-                })
-            });
-            Some(results.collect())
-        }
-        DType::C64 => complex!(f32),
-        DType::C128 => complex!(f64),
-        _ => None,
-    }
+    let reduce = match dtype {
+        DType::F32 => reduce_f32,
+        DType::F64 => reduce_f64,
+        DType::F16 => reduce_f16,
+        DType::BF16 => reduce_bf16,
+        DType::I8 => reduce_i8,
+        DType::I16 => reduce_i16,
+        DType::I32 => reduce_i32,
+        DType::I64 => reduce_i64,
+        DType::U8 => reduce_u8,
+        DType::U16 => reduce_u16,
+        DType::U32 => reduce_u32,
+        DType::U64 => reduce_u64,
+        DType::Bool => reduce_bool,
+        DType::C64 => reduce_c64,
+        DType::C128 => reduce_c128,
+        _ => return None,
+    };
+    reduce(redop, srcs, scale)
 }
 
-/// `n` elements of any value except NaN: floats include a wide range, subnormals, zeros and infinities.
+/// Combines the elements of `SIZE` bytes at each position, in the order of the sources.
+fn fold<const SIZE: usize, A>(
+    srcs: &[Vec<u8>],
+    read: impl Fn([u8; SIZE]) -> A,
+    combine: impl Fn(A, A) -> A,
+    finish: impl Fn(A) -> [u8; SIZE],
+) -> Option<Vec<u8>> {
+    let element = |src: &[u8], at: usize| read(src[at..at + SIZE].try_into().unwrap());
+    let results = (0..srcs[0].len()).step_by(SIZE).flat_map(|at| {
+        let first = element(&srcs[0], at);
+        finish(srcs[1..].iter().fold(first, |acc, src| combine(acc, element(src, at))))
+    });
+    Some(results.collect())
+}
+
+macro_rules! float {
+    ($name:ident, $element:ty, $acc:ty, $widen:expr, $narrow:expr) => {
+        fn $name(redop: RedOp, srcs: &[Vec<u8>], scale: Option<u32>) -> Option<Vec<u8>> {
+            let read = |bytes| $widen(<$element>::from_ne_bytes(bytes));
+            let write = |value: $acc| $narrow(value).to_ne_bytes();
+            let finish = |sum: $acc| write(scale.map_or(sum, |ranks| sum / ranks as $acc));
+            match redop {
+                RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => fold(srcs, read, |a, b| a + b, finish),
+                RedOp::Prod => fold(srcs, read, |a, b| a * b, write),
+                RedOp::Min => fold(srcs, read, |a, b| if b < a { b } else { a }, write),
+                RedOp::Max => fold(srcs, read, |a, b| if b > a { b } else { a }, write),
+                RedOp::Band | RedOp::Bor | RedOp::Bxor => None,
+            }
+        }
+    };
+}
+
+float!(reduce_f32, f32, f32, identity, identity);
+float!(reduce_f64, f64, f64, identity, identity);
+float!(reduce_f16, f16, f32, f16::to_f32, f16::from_f32);
+float!(reduce_bf16, bf16, f32, bf16::to_f32, bf16::from_f32);
+
+macro_rules! int {
+    ($name:ident, $int:ty) => {
+        fn $name(redop: RedOp, srcs: &[Vec<u8>], scale: Option<u32>) -> Option<Vec<u8>> {
+            let (read, write) = (<$int>::from_ne_bytes, <$int>::to_ne_bytes);
+            let finish =
+                |sum: $int| write(scale.map_or(sum, |ranks| (i128::from(sum) / i128::from(ranks)) as $int));
+            match redop {
+                RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => {
+                    fold(srcs, read, <$int>::wrapping_add, finish)
+                }
+                RedOp::Prod => fold(srcs, read, <$int>::wrapping_mul, write),
+                RedOp::Min => fold(srcs, read, <$int>::min, write),
+                RedOp::Max => fold(srcs, read, <$int>::max, write),
+                RedOp::Band => fold(srcs, read, |a, b| a & b, write),
+                RedOp::Bor => fold(srcs, read, |a, b| a | b, write),
+                RedOp::Bxor => fold(srcs, read, |a, b| a ^ b, write),
+            }
+        }
+    };
+}
+
+int!(reduce_i8, i8);
+int!(reduce_i16, i16);
+int!(reduce_i32, i32);
+int!(reduce_i64, i64);
+int!(reduce_u8, u8);
+int!(reduce_u16, u16);
+int!(reduce_u32, u32);
+int!(reduce_u64, u64);
+
+macro_rules! complex {
+    ($name:ident, $float:ty, $reduce_part:ident) => {
+        fn $name(redop: RedOp, srcs: &[Vec<u8>], scale: Option<u32>) -> Option<Vec<u8>> {
+            const SIZE: usize = size_of::<$float>();
+            let part = |bytes: &[u8]| <$float>::from_ne_bytes(bytes.try_into().unwrap());
+            let read = |bytes: [u8; 2 * SIZE]| (part(&bytes[..SIZE]), part(&bytes[SIZE..]));
+            let write = |(re, im): ($float, $float)| {
+                [re.to_ne_bytes(), im.to_ne_bytes()].concat().try_into().unwrap()
+            };
+            match redop {
+                RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => $reduce_part(redop, srcs, scale),
+                RedOp::Prod => fold(srcs, read, |(re, im), (a, b)| (re * a - im * b, re * b + im * a), write),
+                _ => None,
+            }
+        }
+    };
+}
+
+complex!(reduce_c64, f32, reduce_f32);
+complex!(reduce_c128, f64, reduce_f64);
+
+fn reduce_bool(redop: RedOp, srcs: &[Vec<u8>], _: Option<u32>) -> Option<Vec<u8>> {
+    let results = (0..srcs[0].len()).map(|at| {
+        let mut votes = srcs.iter().map(|src| src[at] != 0);
+        u8::from(match redop {
+            RedOp::Prod | RedOp::Min | RedOp::Band => votes.all(|vote| vote),
+            RedOp::Bxor => votes.filter(|vote| *vote).count() % 2 == 1,
+            _ => votes.any(|vote| vote),
+        })
+    });
+    Some(results.collect())
+}
+
+/// Returns `n` elements of any value except NaN. Floats include a wide range, subnormals, zeros and infinities.
 pub(super) fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
     macro_rules! without_nan {

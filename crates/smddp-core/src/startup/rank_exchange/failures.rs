@@ -71,7 +71,7 @@ impl RankExchange<'_> {
             Error::Topology(_) if self.conflict.borrow().is_some() => {
                 self.conflict.borrow().clone().unwrap_or_else(|| StartupFailure::of(error.to_string()))
             }
-            Error::PeerLost { rank, how, .. } => StartupFailure::lost(*rank, how.clone()),
+            Error::PeerLost { rank, reason, .. } => StartupFailure::lost(*rank, reason.clone()),
             other => StartupFailure::of(format!("rank {} failed: {other}", self.rank)),
         }
     }
@@ -156,8 +156,8 @@ impl RankExchange<'_> {
     }
 
     pub(super) fn timeout(&self, missing: Vec<usize>, detail: String) -> Error {
-        let (what, group) = (self.call.to_owned(), self.name.to_owned());
-        Error::Timeout { what, group, after: self.timeout, missing, detail }
+        let (operation, group) = (self.call.to_owned(), self.name.to_owned());
+        Error::Timeout { operation, group, after: self.timeout, missing, detail }
     }
 
     /// Finds ranks without an address by bisection, which needs few requests for few ranks. Returns false if the
@@ -195,14 +195,14 @@ impl RankExchange<'_> {
             } else {
                 Ok(Vec::new())
             };
-            let (what, advice) = (self.call.to_owned(), LOST_AT_STARTUP);
+            let (operation, remedy) = (self.call.to_owned(), LOST_AT_STARTUP);
             return Error::PeerLost {
-                what,
+                operation,
                 group,
                 rank,
-                who: rank_label(rank, &address.unwrap_or_default()),
-                how: failure.reason,
-                advice,
+                peer: rank_label(rank, &address.unwrap_or_default()),
+                reason: failure.reason,
+                remedy,
             };
         }
         match failure.missing.is_empty() {

@@ -29,7 +29,8 @@ impl Device {
     /// Enqueues waits for all given words, in as few driver calls as possible.
     ///
     /// # Errors
-    /// The device has no stream memory operations ([`Device::mem_ops_error`]), or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the device has no stream memory operations
+    /// ([`Device::mem_ops_error`]). [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
         if waits.is_empty() {
             return Ok(());
@@ -48,7 +49,8 @@ impl Device {
     /// Enqueues a write, all waits and a second write, in this order, as by `write_word` and `wait_words`.
     ///
     /// # Errors
-    /// The device has no stream memory operations ([`Device::mem_ops_error`]), or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the device has no stream memory operations
+    /// ([`Device::mem_ops_error`]). [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn write_and_wait_words(
         &self,
         stream: Stream,
@@ -100,7 +102,8 @@ impl Device {
     /// Enqueues a write of a 64-bit word. All earlier work of the stream is visible system-wide before the write.
     ///
     /// # Errors
-    /// The device has no stream memory operations ([`Device::mem_ops_error`]), or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the device has no stream memory operations
+    /// ([`Device::mem_ops_error`]). [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
         let words = self.words()?;
         let _current = self.context.enter()?;
@@ -114,7 +117,7 @@ impl Device {
     /// Several copies form one batch, which prefers the copy engines, if the driver supports batches.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
         // The driver rejects a batch that contains an empty copy.
@@ -141,7 +144,7 @@ impl Device {
     /// Enqueues copies of memory that kernels of this device can access: by one kernel launch where that is faster.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         for chunk in copies.chunks(kernels::MAX_COPIES) {
             // SAFETY: the caller's contract.
@@ -158,7 +161,8 @@ impl Device {
     /// Enqueues a conversion of 32-bit floats to a format and back; see [`kernels::round`].
     ///
     /// # Errors
-    /// The request is invalid, or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) for an unaligned address, [`Error::Driver`](crate::Error::Driver)
+    /// if a driver call fails.
     pub unsafe fn round(
         &self,
         stream: Stream,
@@ -173,7 +177,8 @@ impl Device {
     /// Enqueues a reduction; see [`Reduction`].
     ///
     /// # Errors
-    /// The reduction is invalid or unsupported, or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) for an invalid or unsupported reduction (see [`Reduction`]).
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.launch(stream, kernels::launch(reduction, self.max_blocks())?) }

@@ -13,7 +13,7 @@ impl Device {
     /// Allocates device memory of kind `Kind::Legacy`.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn allocate(&self, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;
@@ -36,7 +36,7 @@ impl Device {
     /// Allocates page-aligned host memory that the device accesses at the same address.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let _current = self.context.enter_relaxed()?;
         let mut memory = std::ptr::null_mut();
@@ -57,7 +57,7 @@ impl Device {
     /// Registers page-aligned memory of this process with the device. Returns its device address.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let memory: *mut c_void = memory.cast();
@@ -86,7 +86,8 @@ impl Device {
     /// Returns the allocation that contains `address`.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error) for memory that is not registered with CUDA, and for memory of another device.
+    /// [`Error::Invalid`](crate::Error::Invalid) for memory that is not registered with CUDA, and for memory
+    /// of another device. [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn region(&self, address: Address) -> Result<Region> {
         let _current = self.context.enter()?;
         if let Some(region) =
@@ -108,7 +109,8 @@ impl Device {
     /// Returns the handle with which another process imports the region.
     ///
     /// # Errors
-    /// The memory cannot be exported, or a driver call fails.
+    /// [`Error::Invalid`](crate::Error::Invalid) for memory that other processes cannot map.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn export(&self, region: &Region) -> Result<Export> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.export(region)
@@ -117,7 +119,7 @@ impl Device {
     /// Maps a region of `bytes` bytes that another process exported.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.import(self.device, &import, bytes)

@@ -8,7 +8,7 @@ impl Device {
     /// Creates a non-blocking stream (no synchronization with the legacy default stream) of the highest priority.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn create_stream(&self) -> Result<Stream> {
         if let Some(stream) = self.free_streams().pop() {
             return Ok(stream);
@@ -31,7 +31,7 @@ impl Device {
     /// Creates an event without timing.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn create_event(&self) -> Result<Event> {
         let _current = self.context.enter_relaxed()?;
         let mut event = 0;
@@ -51,7 +51,7 @@ impl Device {
     /// Enqueues a record of the event: it passes once the stream completes its earlier work.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: the driver rejects invalid handles.
@@ -61,7 +61,7 @@ impl Device {
     /// Enqueues a wait for the last record of the event.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: as in `record`.
@@ -71,7 +71,7 @@ impl Device {
     /// Returns true if the stream completed the last recorded work of the event.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn passed(&self, event: Event) -> Result<bool> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
@@ -84,7 +84,7 @@ impl Device {
     /// Returns true if a graph capture of the stream is active.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn capturing(&self, stream: Stream) -> Result<bool> {
         let _current = self.context.enter()?;
         let mut status = CAPTURE_STATUS_NONE;
@@ -100,7 +100,7 @@ impl Device {
     /// Blocks the calling thread until the stream is empty. For tests and shutdown.
     ///
     /// # Errors
-    /// A driver call fails.
+    /// [`Error::Driver`](crate::Error::Driver) if a driver call fails.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
