@@ -1,7 +1,7 @@
 //! Error texts: both calls of a mismatch, missing ranks, dead ranks.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_base::{CallFingerprint, Mismatch};
 use smddp_group::{Facts, QueryAnswer, RankFacts};
@@ -53,8 +53,16 @@ pub(crate) fn mismatch(
 }
 
 pub(crate) fn timeout(group: &GroupNames, facts: &Facts, call: &PendingCall) -> Error {
-    let (missing, detail) = absent(group, facts, call);
+    let (missing, detail) = absent(group, facts, call, ", or give the group a longer timeout");
     Error::Timeout { what: call.name(), group: group.group(), after: call.timeout, missing, detail }
+}
+
+/// Warning about a call that waits for a long time.
+pub(crate) fn waiting(group: &GroupNames, facts: &Facts, call: &PendingCall, now: Instant) -> String {
+    let (operation, name, waited) = (call.name(), &group.group, now.duration_since(call.since).as_secs());
+    let limit = call.deadline().map(|_| format!(" of at most {} s", call.timeout.as_secs()));
+    let (_, detail) = absent(group, facts, call, "");
+    format!("{operation} on group `{name}` has waited for {waited} s{}: {detail}", limit.unwrap_or_default())
 }
 
 /// Log text for a call that waits for late ranks. `None` if no rank is known to be late.
@@ -149,8 +157,8 @@ pub(crate) fn queried_ranks(me: usize, facts: &Facts) -> Vec<usize> {
     ranks
 }
 
-/// Ranks that have not arrived at `op`, and the text of a timeout.
-fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, String) {
+/// Ranks that have not arrived at `op`, and the text of a timeout. `remedy`: appended to the advice about late ranks.
+fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall, remedy: &str) -> (Vec<usize>, String) {
     let (me, size, silent, stalled) = (group.me, group.size(), silent(facts), stalled(facts));
     let (late, mut unknown) = late_and_unknown(me, facts, &silent);
     let mut parts = Vec::new();
@@ -194,7 +202,7 @@ fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, S
         ));
     }
     if late.iter().any(|r| !silent.contains(r)) {
-        parts.push("inspect their stacks (py-spy dump --pid), or give the group a longer timeout".to_owned());
+        parts.push(format!("inspect their stacks (py-spy dump --pid){remedy}"));
     }
     let is_missing =
         |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
