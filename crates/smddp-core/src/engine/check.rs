@@ -46,7 +46,7 @@ impl Engine {
         loop {
             let pending = self.pending_operations(now, moving, None)?;
             let verdict = self.monitor.observe(now, &self.facts, &pending);
-            let again = matches!(verdict, Verdict::Query { .. } | Verdict::Log(_));
+            let again = matches!(verdict, Verdict::Query { .. } | Verdict::Log(_) | Verdict::Warn(_));
             self.apply_verdict(verdict, now)?;
             if !again {
                 return Ok(());
@@ -83,6 +83,7 @@ impl Engine {
                 health.poll_query(now, &mut self.facts);
             }
             Verdict::Log(text) => log::say(Level::Info, &text),
+            Verdict::Warn(text) => log::say(Level::Warn, &text),
             Verdict::EndMessages(ended) => {
                 for (_, error) in &ended {
                     record_error(&error_text::recorded(&self.names, error));

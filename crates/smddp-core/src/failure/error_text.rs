@@ -1,7 +1,7 @@
 //! Error texts: both calls of a mismatch, missing ranks, dead ranks.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_base::{CallFingerprint, Mismatch};
 use smddp_group::{Facts, QueryAnswer, RankFacts};
@@ -20,11 +20,13 @@ use crate::failure::report;
 const NOT_RUNNING: &str = "its process is stopped or gets no CPU time";
 
 /// Remedy for ranks that have not arrived.
-const INSPECT_STACKS: &str = "inspect their stacks (py-spy dump --pid), or give the group a longer timeout";
+const INSPECT_STACKS: &str = "inspect their stacks (py-spy dump --pid)";
 
 /// Remedy for an operation that all ranks have begun.
-const INSPECT_PROCESSES: &str = "inspect the processes (ps -o stat,pcpu -p PID, py-spy dump --pid PID), or give the group a \
-     longer timeout";
+const INSPECT_PROCESSES: &str = "inspect the processes (ps -o stat,pcpu -p PID, py-spy dump --pid PID)";
+
+/// Second remedy after a deadline.
+const LONGER_TIMEOUT: &str = ", or give the group a longer timeout";
 
 /// Remedy for hosts that sent no reply.
 const CHECK_HOSTS: &str = "check that the host runs and that this host reaches it (ping)";
@@ -63,8 +65,16 @@ pub(crate) fn mismatch(
 }
 
 pub(crate) fn timeout(group: &GroupNames, facts: &Facts, call: &PendingCall) -> Error {
-    let (missing, detail) = absent(group, facts, call);
+    let (missing, detail) = absent(group, facts, call, LONGER_TIMEOUT);
     Error::Timeout { operation: call.name(), group: group.group(), after: call.timeout, missing, detail }
+}
+
+/// Warning about a call that waits for a long time.
+pub(crate) fn waiting(group: &GroupNames, facts: &Facts, call: &PendingCall, now: Instant) -> String {
+    let (operation, name, waited) = (call.name(), &group.group, now.duration_since(call.since).as_secs());
+    let limit = call.deadline().map(|_| format!(" of at most {} s", call.timeout.as_secs()));
+    let (_, detail) = absent(group, facts, call, "");
+    format!("{operation} on group `{name}` has waited for {waited} s{}: {detail}", limit.unwrap_or_default())
 }
 
 /// Log text for a call that waits for late ranks. `None` if no rank is known to be late.
@@ -161,8 +171,8 @@ pub(crate) fn queried_ranks(me: usize, facts: &Facts) -> Vec<usize> {
     ranks
 }
 
-/// Ranks that have not arrived at `op`, and the text of a timeout.
-fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, String) {
+/// Ranks that have not arrived at `op`, and the text of a timeout. `second_remedy`: appended to the first one.
+fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall, second_remedy: &str) -> (Vec<usize>, String) {
     let (me, size, silent, stalled) = (group.me, group.size(), silent(facts), stalled(facts));
     let (late, mut unknown) = late_and_unknown(me, facts, &silent);
     let undelivered = undelivered(group, facts);
@@ -210,7 +220,7 @@ fn absent(group: &GroupNames, facts: &Facts, op: &PendingCall) -> (Vec<usize>, S
     };
     parts.extend(undelivered);
     parts.extend((!silent.is_empty()).then(|| CHECK_HOSTS.to_owned()));
-    parts.extend(remedy.map(str::to_owned));
+    parts.extend(remedy.map(|remedy| format!("{remedy}{second_remedy}")));
     let is_missing =
         |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
     let missing = (0..size).filter(is_missing).collect();

@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) abort_report: Duration,
     /// Wait after which a call logs the late ranks.
     pub(crate) late_log: Duration,
+    /// Wait after which a call queries the late ranks and warns, and the interval of the warnings.
+    pub(crate) warning: Duration,
     /// Time limit of a whole query; ranks without a reply by then are reported as unknown. With responsive hosts,
     /// thousands of ranks reply in a fraction of it.
     pub(crate) query: Duration,
@@ -33,6 +35,7 @@ impl Default for Limits {
             departure_grace: Duration::from_secs(1),
             abort_report: Duration::from_millis(250),
             late_log: Duration::from_secs(2),
+            warning: Duration::from_secs(60),
             query: Duration::from_secs(10),
             report_wait: Duration::from_secs(3),
             poll: Duration::from_millis(1),

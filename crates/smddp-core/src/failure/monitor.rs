@@ -27,6 +27,8 @@ pub(crate) enum Verdict {
     Query { ranks: Vec<usize> },
     /// Log this text (a rank is late), and observe again.
     Log(String),
+    /// Warn with this text (a call waits for a long time), and observe again.
+    Warn(String),
     /// End these sends and recvs, which have not begun, with their errors. The group continues.
     EndMessages(Vec<(u64, Error)>),
     /// End only the call by which this rank leaves. `report`: report for the other ranks, if they need one.
@@ -84,6 +86,8 @@ pub(crate) struct FailureMonitor {
     undelivered_since: Option<(usize, u64, Instant)>,
     /// Sequence number of the last call whose late ranks were logged.
     logged_late: Option<u64>,
+    /// Sequence number of the last call of which the monitor has warned, and the time of the last warning.
+    warned: Option<(u64, Instant)>,
 }
 
 impl FailureMonitor {
@@ -96,6 +100,7 @@ impl FailureMonitor {
             trailing_since: None,
             undelivered_since: None,
             logged_late: None,
+            warned: None,
         }
     }
 
@@ -147,7 +152,8 @@ impl FailureMonitor {
             .or_else(|| self.expire_call(now, facts, pending))
             .or_else(|| self.expire_on_device(now, pending))
             .or_else(|| self.check_departed(now, facts, pending))
-            .or_else(|| self.expire_messages(now, facts, pending));
+            .or_else(|| self.expire_messages(now, facts, pending))
+            .or_else(|| self.warn_late(now, facts, pending));
         verdict.unwrap_or_else(|| Verdict::Wait { until: self.next_check(now, pending) })
     }
 
@@ -162,10 +168,11 @@ impl FailureMonitor {
         let call = pending.call.as_ref();
         let logs = call.filter(|call| self.logged_late != Some(call.seq));
         let late_log = logs.and_then(|call| call.since.checked_add(limits.late_log));
+        let warning = call.and_then(|call| self.next_warning(call));
         let trailing = self.trailing_since.map(|(_, since)| since + limits.abort_report);
         let undelivered = self.undelivered_since.map(|(.., since)| since + limits.departure_grace);
         let deadlines = pending.on_device.iter().chain(call).filter_map(PendingCall::deadline);
-        let all = [soon, late_log, trailing, undelivered, pending.messages.deadline];
+        let all = [soon, late_log, warning, trailing, undelivered, pending.messages.deadline];
         all.into_iter().flatten().chain(deadlines).filter(|&due| due > now).min()
     }
 

@@ -6,7 +6,6 @@ use smddp_group::{Facts, QueryAnswer};
 
 use super::error_text::queried_ranks;
 use super::limits::Limits;
-use super::pending::PendingCall;
 
 /// Largest number of ranks that are all queried at once.
 pub(super) const QUERY_ALL_LIMIT: usize = 128;
@@ -14,8 +13,10 @@ pub(super) const QUERY_ALL_LIMIT: usize = 128;
 /// Subject of a query.
 #[derive(Debug, PartialEq)]
 pub(super) enum Subject {
-    /// The collective with this sequence number.
+    /// The collective with this sequence number, whose deadline has passed.
     Call(u64),
+    /// The collective with this sequence number, which waits for a long time.
+    LateCall(u64),
     /// Sends and recvs past their deadlines.
     Messages,
 }
@@ -67,10 +68,10 @@ pub(super) enum QueryStep {
 }
 
 impl StragglerQuery {
-    /// Starts the query for the ranks that are late for `call`.
+    /// Starts the query for the ranks that are late for the call of `subject`.
     pub(super) fn of_call(
         me: usize,
-        call: &PendingCall,
+        subject: Subject,
         now: Instant,
         limits: &Limits,
         facts: &Facts,
@@ -87,7 +88,6 @@ impl StragglerQuery {
             false => (Stage::Needed, unknown.into_iter().partition(|&peer| facts.ranks[peer].missing)),
         };
         let step = QueryStep::Ask(first.clone());
-        let subject = Subject::Call(call.seq);
         (Self { subject, stage, begun: now, until: now + limits.query, first, rest, arrived }, step)
     }
 
@@ -111,6 +111,11 @@ impl StragglerQuery {
             match self.stage {
                 Stage::Needed => {
                     let waits = self.first.iter().all(|&rank| arrived(rank) == Some(true));
+                    if waits && matches!(self.subject, Subject::LateCall(_)) {
+                        // The ranks that wait for the straggler directly report it.
+                        self.stage = Stage::Complete;
+                        continue;
+                    }
                     self.stage = match !over && !local_missing && waits {
                         true => Stage::AwaitReport { until: now + limits.report_wait },
                         false => return self.ask_others(over),

@@ -6,7 +6,7 @@ use smddp_group::Facts;
 
 use super::{Failure, FailureMonitor, State, Verdict};
 use crate::failure::error_text;
-use crate::failure::pending::Pending;
+use crate::failure::pending::{Pending, PendingCall};
 use crate::failure::straggler_query::{QueryStep, StragglerQuery, Subject};
 
 impl FailureMonitor {
@@ -18,6 +18,50 @@ impl FailureMonitor {
         }
         self.logged_late = Some(call.seq);
         error_text::late(&self.names, facts, call, waited).map(Verdict::Log)
+    }
+
+    /// Queries the ranks for which the active collective has waited for a long time, then warns. One rank of a node
+    /// does, so that a log has few equal lines.
+    pub(super) fn warn_late(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
+        let call = pending.call.filter(|call| !call.is_expired(now));
+        let subject = call.map(|call| Subject::LateCall(call.seq));
+        if let State::Querying(StragglerQuery { subject: late @ Subject::LateCall(_), .. }) = &self.state
+            && Some(late) != subject.as_ref()
+        {
+            self.state = State::Watching;
+        }
+        let (call, subject) = (call?, subject?);
+        let is_due = self.next_warning(&call).is_some_and(|due| due <= now);
+        let step = match &mut self.state {
+            State::Querying(query) if query.subject == subject => {
+                query.advance(now, &self.limits, self.names.me, facts)
+            }
+            State::Watching if is_due => {
+                let mut lower = facts.ranks.iter().take(self.names.me);
+                if lower.any(|rank| rank.is_local && rank.arrived == Some(true)) {
+                    self.warned = Some((call.seq, now));
+                    return None;
+                }
+                let (query, step) = StragglerQuery::of_call(self.names.me, subject, now, &self.limits, facts);
+                self.state = State::Querying(query);
+                step
+            }
+            _ => return None,
+        };
+        match self.query_verdict(step) {
+            Some(Verdict::Wait { .. }) => None,
+            None => {
+                self.warned = Some((call.seq, now));
+                Some(Verdict::Warn(error_text::waiting(&self.names, facts, &call, now)))
+            }
+            query => query,
+        }
+    }
+
+    /// Returns the time of the next warning about a call that waits.
+    pub(super) fn next_warning(&self, call: &PendingCall) -> Option<Instant> {
+        let last = self.warned.filter(|&(seq, _)| seq == call.seq).map_or(call.since, |(_, last)| last);
+        last.checked_add(self.limits.warning)
     }
 
     /// Queries the ranks after the deadline of the active collective, then ends the group.
@@ -33,7 +77,8 @@ impl FailureMonitor {
                 query.advance(now, &self.limits, self.names.me, facts)
             }
             _ => {
-                let (query, step) = StragglerQuery::of_call(self.names.me, &call, now, &self.limits, facts);
+                let subject = Subject::Call(call.seq);
+                let (query, step) = StragglerQuery::of_call(self.names.me, subject, now, &self.limits, facts);
                 self.state = State::Querying(query);
                 step
             }

@@ -246,6 +246,7 @@ pub(super) fn text(verdict: &Verdict, base: Instant) -> String {
             format!("query {}", ranks.join(",")).trim_end().to_owned()
         }
         Verdict::Log(text) => format!("log {text}"),
+        Verdict::Warn(text) => format!("warn {text}"),
         Verdict::EndMessages(ended) => {
             let ended: Vec<String> =
                 ended.iter().map(|(number, error)| format!("{number}: {error}")).collect();

@@ -70,6 +70,25 @@ fn recorded_cases_have_their_verdicts() {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
+/// Several ranks of a node wait for the same rank, and their logs go to one terminal.
+#[test]
+fn one_rank_of_a_node_warns_of_a_long_wait() {
+    let base = Instant::now();
+    let cases = Case::parse("timeouts");
+    let case = cases.iter().find(|case| case.name.starts_with("a call that waits for a long time")).unwrap();
+    let step = &case.steps[2];
+    let pending = step.pending(base);
+    for (me, warns) in [(0, true), (2, false)] {
+        let names =
+            GroupNames::new(me, "g", (0..case.size).map(|rank| format!("rank {rank} (host h, pid {rank})")));
+        let mut monitor = FailureMonitor::new(names, Limits::default());
+        let log = monitor.observe(base + step.at, &step.facts, &pending);
+        assert!(matches!(log, Verdict::Log(_)), "{log:?}");
+        let verdict = monitor.observe(base + step.at, &step.facts, &pending);
+        assert_eq!(matches!(verdict, Verdict::Query { .. }), warns, "rank {me}: {verdict:?}");
+    }
+}
+
 /// A wait without a time would end at the next event only, although something is due.
 #[test]
 fn every_due_step_is_announced_by_the_step_before() {

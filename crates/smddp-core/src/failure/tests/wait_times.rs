@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Facts, RankFacts};
+use smddp_group::{Facts, RankFacts};
 
 use super::case::Case;
 use super::{CASES, run};
