@@ -15,6 +15,8 @@ pub struct RankFacts {
     pub abort: Option<AbortReport>,
     /// True if the rank has begun the observed operation or a later one; `None`: unknown.
     pub arrived: Option<bool>,
+    /// Ranks of this node only: the rank has completed the observed operation.
+    pub completed: bool,
     /// Fingerprint of the observed operation at the rank, if that is among the operations that it has begun most
     /// recently.
     pub fingerprint: Option<CallFingerprint>,

@@ -308,6 +308,11 @@ impl LocalChannels {
         }
     }
 
+    /// Returns true if `rank` has completed operation `seq`.
+    pub fn completed(&self, rank: usize, seq: u64) -> bool {
+        self.home.is_some() && self.ranks.peers[rank].done().read() > seq
+    }
+
     /// Returns the process id of a rank; `None` for a process in another PID namespace.
     pub fn pid(&self, rank: usize) -> Option<Pid> {
         self.ranks.peers.get(rank)?.pid()

@@ -185,7 +185,8 @@ settings! {
     /// number of collectives of each group that the recorder keeps, and the same number of messages, newest first; 64
     /// bytes each. 0: none
     SMDDP_RECORDER = "256", own, recorder: usize = operations;
-    /// folder where each process writes its recorder when a group fails, as smddp-HOST-PID.json
+    /// folder where each process writes its recorder when a group fails, or when a call of another rank has waited
+    /// for it for a minute, as smddp-HOST-PID.json
     SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = optional(unchanged);
     /// 0: do not report the Python line of the main thread to other ranks and to `smddp status`, and use no signal
     SMDDP_STACKS = "1", own, stacks: bool = named;

@@ -46,7 +46,7 @@ impl Engine {
         loop {
             let pending = self.pending_operations(now, moving, None)?;
             let verdict = self.monitor.observe(now, &self.facts, &pending);
-            let again = matches!(verdict, Verdict::Query { .. } | Verdict::Log(_) | Verdict::Warn(_));
+            let again = matches!(verdict, Verdict::Query { .. } | Verdict::Log(_) | Verdict::Warn { .. });
             self.apply_verdict(verdict, now)?;
             if !again {
                 return Ok(());
@@ -61,15 +61,19 @@ impl Engine {
         let mut health = self.group.health();
         if is_querying {
             health.poll_query(now, &mut self.facts);
-        } else if std::mem::take(&mut self.facts.is_querying) {
-            health.cancel_query();
+        } else if self.facts.is_querying {
+            self.cancel_query();
+            health = self.group.health();
         }
         health.observe(now, seq, &mut self.facts);
     }
 
-    /// Ends a query in progress.
+    /// Ends a query in progress, and removes the results of the last query.
     pub(super) fn cancel_query(&mut self) {
         self.facts.is_querying = false;
+        for facts in &mut self.facts.ranks {
+            (facts.answer, facts.activity, facts.unacknowledged) = (None, None, None);
+        }
         self.group.health().cancel_query();
     }
 
@@ -83,7 +87,10 @@ impl Engine {
                 health.poll_query(now, &mut self.facts);
             }
             Verdict::Log(text) => log::say(Level::Info, &text),
-            Verdict::Warn(text) => log::say(Level::Warn, &text),
+            Verdict::Warn { text, quiet } => {
+                log::say(if quiet { Level::Info } else { Level::Warn }, &text);
+                self.cancel_query();
+            }
             Verdict::EndMessages(ended) => {
                 for (_, error) in &ended {
                     record_error(&error_text::recorded(&self.names, error));

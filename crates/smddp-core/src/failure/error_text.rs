@@ -69,11 +69,20 @@ pub(crate) fn timeout(group: &GroupNames, facts: &Facts, call: &PendingCall) -> 
     Error::Timeout { operation: call.name(), group: group.group(), after: call.timeout, missing, detail }
 }
 
-/// Warning about a call that waits for a long time.
-pub(crate) fn waiting(group: &GroupNames, facts: &Facts, call: &PendingCall, now: Instant) -> String {
+/// Warning about a call that waits for a long time. `is_indirect`: all ranks that it needs wait themselves.
+pub(crate) fn waiting(
+    group: &GroupNames,
+    facts: &Facts,
+    call: &PendingCall,
+    now: Instant,
+    is_indirect: bool,
+) -> String {
     let (operation, name, waited) = (call.name(), &group.group, now.duration_since(call.since).as_secs());
     let limit = call.deadline().map(|_| format!(" of at most {} s", call.timeout.as_secs()));
-    let (_, detail) = absent(group, facts, call, "");
+    let detail = match is_indirect {
+        true => "the ranks that it needs wait themselves; their logs name the late ranks".to_owned(),
+        false => absent(group, facts, call, "").1,
+    };
     format!("{operation} on group `{name}` has waited for {waited} s{}: {detail}", limit.unwrap_or_default())
 }
 

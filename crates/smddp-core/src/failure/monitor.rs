@@ -27,8 +27,9 @@ pub(crate) enum Verdict {
     Query { ranks: Vec<usize> },
     /// Log this text (a rank is late), and observe again.
     Log(String),
-    /// Warn with this text (a call waits for a long time), and observe again.
-    Warn(String),
+    /// Report with this text that a call waits for a long time, end the query, and observe again. `quiet`: another rank
+    /// warns.
+    Warn { text: String, quiet: bool },
     /// End these sends and recvs, which have not begun, with their errors. The group continues.
     EndMessages(Vec<(u64, Error)>),
     /// End only the call by which this rank leaves. `report`: report for the other ranks, if they need one.
@@ -86,8 +87,10 @@ pub(crate) struct FailureMonitor {
     undelivered_since: Option<(usize, u64, Instant)>,
     /// Sequence number of the last call whose late ranks were logged.
     logged_late: Option<u64>,
-    /// Sequence number of the last call of which the monitor has warned, and the time of the last warning.
-    warned: Option<(u64, Instant)>,
+    /// Sequence number of the active collective, and the last time at which it was new or advanced.
+    still_since: Option<(u64, Instant)>,
+    /// Time of the last warning, or of the last query for one.
+    warned_at: Option<Instant>,
 }
 
 impl FailureMonitor {
@@ -100,7 +103,8 @@ impl FailureMonitor {
             trailing_since: None,
             undelivered_since: None,
             logged_late: None,
-            warned: None,
+            still_since: None,
+            warned_at: None,
         }
     }
 
@@ -135,6 +139,7 @@ impl FailureMonitor {
     /// Evaluates one observation. Call it when blocked, every 50 ms while data moves, and when [`Self::next_check`] is
     /// due.
     pub(crate) fn observe(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Verdict {
+        self.note_progress(now, pending);
         if let Some(verdict) = self.drain(now, facts, pending) {
             return verdict;
         }
@@ -168,7 +173,7 @@ impl FailureMonitor {
         let call = pending.call.as_ref();
         let logs = call.filter(|call| self.logged_late != Some(call.seq));
         let late_log = logs.and_then(|call| call.since.checked_add(limits.late_log));
-        let warning = call.and_then(|call| self.next_warning(call));
+        let warning = call.and_then(|call| self.next_warning(call.seq));
         let trailing = self.trailing_since.map(|(_, since)| since + limits.abort_report);
         let undelivered = self.undelivered_since.map(|(.., since)| since + limits.departure_grace);
         let deadlines = pending.on_device.iter().chain(call).filter_map(PendingCall::deadline);

@@ -55,6 +55,8 @@ pub(super) struct StragglerQuery {
     rest: Vec<usize>,
     /// Ranks of other nodes that have begun it.
     arrived: Vec<usize>,
+    /// All ranks that this rank waits for wait themselves, so they report the late ranks.
+    pub(super) is_indirect: bool,
 }
 
 /// Next step of a query.
@@ -88,14 +90,16 @@ impl StragglerQuery {
             false => (Stage::Needed, unknown.into_iter().partition(|&peer| facts.ranks[peer].missing)),
         };
         let step = QueryStep::Ask(first.clone());
-        (Self { subject, stage, begun: now, until: now + limits.query, first, rest, arrived }, step)
+        let (begun, until) = (now, now + limits.query);
+        (Self { subject, stage, begun, until, first, rest, arrived, is_indirect: false }, step)
     }
 
     /// Starts the query of the peers of expired messages.
     pub(super) fn of_messages(peers: Vec<usize>, now: Instant, limits: &Limits) -> (Self, QueryStep) {
         let (first, rest, arrived) = (Vec::new(), Vec::new(), Vec::new());
         let (subject, stage, until) = (Subject::Messages, Stage::Activity, now + limits.query);
-        (Self { subject, stage, begun: now, until, first, rest, arrived }, QueryStep::Ask(peers))
+        let query = Self { subject, stage, begun: now, until, first, rest, arrived, is_indirect: false };
+        (query, QueryStep::Ask(peers))
     }
 
     /// Returns the next step. A report of a rank that aborted the group ends the queries of other nodes.
@@ -111,9 +115,8 @@ impl StragglerQuery {
             match self.stage {
                 Stage::Needed => {
                     let waits = self.first.iter().all(|&rank| arrived(rank) == Some(true));
-                    if waits && matches!(self.subject, Subject::LateCall(_)) {
-                        // The ranks that wait for the straggler directly report it.
-                        self.stage = Stage::Complete;
+                    if waits && !local_missing && matches!(self.subject, Subject::LateCall(_)) {
+                        (self.stage, self.is_indirect) = (Stage::Complete, true);
                         continue;
                     }
                     self.stage = match !over && !local_missing && waits {

@@ -12,9 +12,13 @@ impl RemoteChannels {
         self.query = sideband.map(|sideband| sideband.straggler_query(peers));
     }
 
-    /// Ends a query in progress.
+    /// Ends a query in progress, and removes the results of the last query.
     pub(crate) fn cancel_query(&mut self) {
         self.query = None;
+        for peer in &mut self.state.peers {
+            (peer.replied, peer.silent, peer.unresponsive) = (false, false, false);
+            peer.activity.clear();
+        }
     }
 
     /// Records the replies that have arrived. Returns true once the query is complete, or if there is none.

@@ -81,6 +81,7 @@ impl Health<'_> {
                     facts.fingerprint = group.local.fingerprint_of(local, seq);
                     let arrived = facts.fingerprint.is_some() || group.local.arrived(local, seq);
                     (facts.arrived, facts.missing) = (Some(arrived), !arrived);
+                    facts.completed = group.local.completed(local, seq);
                 }
                 Place::Remote(net) => net.observe(rank, seq, facts),
             }
@@ -166,7 +167,7 @@ impl Health<'_> {
         group.local_queries = LocalQueries { queries, unfinished: true };
     }
 
-    /// Ends a query in progress.
+    /// Ends a query in progress, and removes the results of the last query: they describe the ranks at its time.
     pub fn cancel_query(&mut self) {
         self.0.local_queries = LocalQueries::default();
         if let Some(remote) = &mut self.0.remote {

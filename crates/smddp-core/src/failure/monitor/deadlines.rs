@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use smddp_group::Facts;
+use smddp_group::{Facts, QueryAnswer};
 
 use super::{Failure, FailureMonitor, State, Verdict};
 use crate::failure::error_text;
-use crate::failure::pending::{Pending, PendingCall};
+use crate::failure::pending::Pending;
 use crate::failure::straggler_query::{QueryStep, StragglerQuery, Subject};
 
 impl FailureMonitor {
@@ -20,8 +20,22 @@ impl FailureMonitor {
         error_text::late(&self.names, facts, call, waited).map(Verdict::Log)
     }
 
-    /// Queries the ranks for which the active collective has waited for a long time, then warns. One rank of a node
-    /// does, so that a log has few equal lines.
+    /// Records whether the active collective is new or has advanced.
+    pub(super) fn note_progress(&mut self, now: Instant, pending: &Pending) {
+        let seq = pending.call.map(|call| call.seq);
+        if pending.advanced || seq != self.still_since.map(|(seq, _)| seq) {
+            self.still_since = seq.map(|seq| (seq, now));
+        }
+    }
+
+    /// Returns the time of the next warning about operation `seq`: a minute without progress, and a minute after the
+    /// last warning. `None` before the first observation of the operation.
+    pub(super) fn next_warning(&self, seq: u64) -> Option<Instant> {
+        let (_, since) = self.still_since.filter(|(still, _)| *still == seq)?;
+        self.warned_at.map_or(since, |warned| warned.max(since)).checked_add(self.limits.warning)
+    }
+
+    /// Queries the ranks for which the active collective has waited for a long time, then warns.
     pub(super) fn warn_late(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {
         let call = pending.call.filter(|call| !call.is_expired(now));
         let subject = call.map(|call| Subject::LateCall(call.seq));
@@ -31,37 +45,36 @@ impl FailureMonitor {
             self.state = State::Watching;
         }
         let (call, subject) = (call?, subject?);
-        let is_due = self.next_warning(&call).is_some_and(|due| due <= now);
-        let step = match &mut self.state {
+        let is_due = self.next_warning(call.seq).is_some_and(|due| due <= now);
+        let (step, is_indirect) = match &mut self.state {
             State::Querying(query) if query.subject == subject => {
-                query.advance(now, &self.limits, self.names.me, facts)
+                (query.advance(now, &self.limits, self.names.me, facts), query.is_indirect)
             }
             State::Watching if is_due => {
-                let mut lower = facts.ranks.iter().take(self.names.me);
-                if lower.any(|rank| rank.is_local && rank.arrived == Some(true)) {
-                    self.warned = Some((call.seq, now));
-                    return None;
-                }
                 let (query, step) = StragglerQuery::of_call(self.names.me, subject, now, &self.limits, facts);
                 self.state = State::Querying(query);
-                step
+                (step, false)
             }
             _ => return None,
         };
         match self.query_verdict(step) {
             Some(Verdict::Wait { .. }) => None,
             None => {
-                self.warned = Some((call.seq, now));
-                Some(Verdict::Warn(error_text::waiting(&self.names, facts, &call, now)))
+                self.warned_at = Some(now);
+                let text = error_text::waiting(&self.names, facts, &call, now, is_indirect);
+                Some(Verdict::Warn { text, quiet: is_indirect || self.another_warns(facts) })
             }
             query => query,
         }
     }
 
-    /// Returns the time of the next warning about a call that waits.
-    pub(super) fn next_warning(&self, call: &PendingCall) -> Option<Instant> {
-        let last = self.warned.filter(|&(seq, _)| seq == call.seq).map_or(call.since, |(_, last)| last);
-        last.checked_add(self.limits.warning)
+    /// Returns true if a lower rank of this node waits in the same operation. It warns, so that a log has one line for
+    /// each node.
+    fn another_warns(&self, facts: &Facts) -> bool {
+        let mut lower = facts.ranks.iter().take(self.names.me).filter(|rank| rank.is_local);
+        lower.any(|rank| {
+            rank.arrived == Some(true) && !rank.completed && rank.answer != Some(QueryAnswer::Stopped)
+        })
     }
 
     /// Queries the ranks after the deadline of the active collective, then ends the group.

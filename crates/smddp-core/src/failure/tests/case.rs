@@ -85,7 +85,7 @@ impl Case {
 }
 
 impl Step {
-    fn parse(line: &str, case: &Case) -> Self {
+    pub(super) fn parse(line: &str, case: &Case) -> Self {
         let (line, verdict) = line.rsplit_once(" -> ").unwrap();
         let mut parts = line.splitn(3, '|');
         let (at, facts, pending) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap_or(""));
@@ -221,6 +221,7 @@ fn add_to(facts: &mut RankFacts, fact: &str) {
         "missing" => (facts.missing, facts.arrived) = (true, facts.arrived.map(|_| false)),
         "arrived" => facts.arrived = Some(true),
         "late" => facts.arrived = Some(false),
+        "completed" => facts.completed = true,
         "undelivered" => facts.undelivered = true,
         "awaited" => facts.awaited = true,
         "announced" => facts.messages_announced = true,
@@ -246,7 +247,7 @@ pub(super) fn text(verdict: &Verdict, base: Instant) -> String {
             format!("query {}", ranks.join(",")).trim_end().to_owned()
         }
         Verdict::Log(text) => format!("log {text}"),
-        Verdict::Warn(text) => format!("warn {text}"),
+        Verdict::Warn { text, quiet } => format!("{} {text}", if *quiet { "warn_quietly" } else { "warn" }),
         Verdict::EndMessages(ended) => {
             let ended: Vec<String> =
                 ended.iter().map(|(number, error)| format!("{number}: {error}")).collect();

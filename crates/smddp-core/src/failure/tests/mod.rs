@@ -74,18 +74,24 @@ fn recorded_cases_have_their_verdicts() {
 #[test]
 fn one_rank_of_a_node_warns_of_a_long_wait() {
     let base = Instant::now();
-    let cases = Case::parse("timeouts");
-    let case = cases.iter().find(|case| case.name.starts_with("a call that waits for a long time")).unwrap();
-    let step = &case.steps[2];
-    let pending = step.pending(base);
-    for (me, warns) in [(0, true), (2, false)] {
-        let names =
-            GroupNames::new(me, "g", (0..case.size).map(|rank| format!("rank {rank} (host h, pid {rank})")));
+    for (state, quiet) in
+        [("0 arrived", true), ("0 late", false), ("0 completed", false), ("0 stopped", false)]
+    {
+        let text = format!("2000 | 1 late; {state} | all_reduce 4 1800000 -> ?");
+        let case = Case { name: state.to_owned(), size: 3, steps: Vec::new() };
+        let step = Step::parse(&text, &case);
+        let names = GroupNames::new(2, "g", (0..3).map(|rank| format!("rank {rank} (host h, pid {rank})")));
         let mut monitor = FailureMonitor::new(names, Limits::default());
-        let log = monitor.observe(base + step.at, &step.facts, &pending);
-        assert!(matches!(log, Verdict::Log(_)), "{log:?}");
-        let verdict = monitor.observe(base + step.at, &step.facts, &pending);
-        assert_eq!(matches!(verdict, Verdict::Query { .. }), warns, "rank {me}: {verdict:?}");
+        let pending = step.pending(base);
+        let mut verdict = Verdict::Wait { until: None };
+        for at in [2_000, 62_000, 62_000, 62_000, 62_001, 62_002] {
+            verdict = monitor.observe(base + Duration::from_millis(at), &step.facts, &pending);
+            if matches!(verdict, Verdict::Warn { .. }) {
+                break;
+            }
+        }
+        let Verdict::Warn { quiet: found, .. } = verdict else { panic!("{state}: {verdict:?}") };
+        assert_eq!(found, quiet, "rank {state}");
     }
 }
 

@@ -142,8 +142,8 @@ fn live() -> Vec<Arc<Recorder>> {
 fn respond(question: StatusQuery) -> String {
     match question {
         StatusQuery::Activity(key) => {
-            // Peers send this query after a deadline, when this rank is missing. It may not have seen any failure
-            // yet.
+            // Peers send this query when this rank is missing: after a minute, and at the deadline. It may not have
+            // seen any failure yet.
             dump::write_soon();
             doing(key)
         }
