@@ -23,7 +23,7 @@ fn no_wait_ends_in_the_past() {
     }
 }
 
-/// The operation of a query may complete, or end with an error of its own, between two observations.
+/// The operation of a query may complete or fail between two observations.
 #[test]
 fn query_ends_with_its_operation() {
     let base = Instant::now();
