@@ -225,6 +225,29 @@ def test_tagged_lines_name_their_rank_and_do_not_mix():
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] end of {rank}" for rank in range(3)]
 
 
+def test_tagged_output_ends_with_its_reader_and_keeps_all_lines_of_a_slow_one(tmp_path):
+    script = "for i in range(5000): print('a' * 50, i)"
+    program = f"{BIN / 'smddprun'} --nproc 2 --tag-output {sys.executable} -c \"{script}\""
+    environment = {**clean(), "OMP_NUM_THREADS": "1"}
+    gone = subprocess.run(f"{program} | head -n 1", shell=True, env=environment, capture_output=True, timeout=60)
+    assert gone.stdout.count(b"\n") == 1 and b"Traceback (most recent call last):\n  File \"/" not in gone.stderr
+    slow = subprocess.run(f"{program} | (sleep 2; wc -l)", shell=True, env=environment, capture_output=True, timeout=60)
+    assert int(slow.stdout) == 10_000, slow.stderr
+
+
+def test_tagged_output_does_not_wait_for_a_process_that_a_rank_leaves_behind():
+    script = "import subprocess, sys; print('x', end='', flush=True); subprocess.Popen(['sleep', '30'])"
+    begun = time.monotonic()
+    done = run("smddprun", "--nproc", "4", "--tag-output", sys.executable, "-c", script, OMP_NUM_THREADS="1")
+    assert done.returncode == 0 and time.monotonic() - begun < 20
+    assert sorted(done.stdout.split()) == sorted([word for rank in range(4) for word in (f"[{rank}]", "x")])
+
+
+def test_tagged_output_is_refused_under_a_launcher():
+    done = run("smddprun", "--tag-output", sys.executable, "-c", SHOW, **openmpi(0, 2, 0))
+    assert done.returncode == 2 and "mpirun --tag-output" in done.stderr
+
+
 def test_several_ranks_have_one_thread_each_unless_the_user_sets_the_number():
     show = "import os; print(os.environ.get('OMP_NUM_THREADS'))"
     for size, given, expected in ((2, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, "None")):

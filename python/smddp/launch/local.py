@@ -61,16 +61,16 @@ def run(command: Sequence[str], size: int, program: str, tags_output: bool = Fal
             ranks.append(process)
             if output and process.stdout and process.stderr:
                 output.add(rank, process.stdout, process.stderr)
-        return _wait(ranks, asked, program)
+        return _wait(ranks, asked, program, output)
     except OSError as error:
         sys.stderr.write(f"{program}: cannot start {command[0]!r}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
     finally:
         _end(ranks)
-        if output:
-            output.finish()
         for number, handler in before.items():
             signal.signal(number, handler)
+        if output:
+            output.finish()
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -95,7 +95,9 @@ def follow_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str) -> int:
+def _wait(
+    ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str, output: TaggedOutput | None
+) -> int:
     running = dict(enumerate(ranks))
     status, until = 0, None
     while running:
@@ -112,7 +114,10 @@ def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str) 
                 status, until = (128 - ended if ended < 0 else ended), time.monotonic() + _GRACE
         if until is not None and time.monotonic() > until:
             break
-        time.sleep(0.02)
+        if output:
+            output.copy(0.02)
+        else:
+            time.sleep(0.02)
     return status
 
 

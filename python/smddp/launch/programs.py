@@ -55,6 +55,11 @@ def _main(
         asked = _parse(program, argv, valued, flags)
         os.environ.update(asked.variables)
         if not alone and asked.size is None and environment.complete():
+            if asked.tags_output:
+                raise ValueError(
+                    "--tag-output is for local ranks; here a launcher reads their output: use its own option "
+                    "(mpirun --tag-output, srun --label, torchrun --tee 3)"
+                )
             return _become(program, asked.command)
         from smddp.launch import local  # imported lazily: ranks of a launcher do not need it
 
@@ -88,6 +93,8 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
             print(f"{program} {version('smddp')}")
             raise SystemExit(0)
         if name == "--tag-output":
+            if given:
+                raise ValueError("--tag-output has no value")
             asked.tags_output = True
             continue
         if name not in ("-x", "-n", "-np", "--nproc", "--nproc-per-node", *valued):
