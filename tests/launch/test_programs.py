@@ -220,7 +220,8 @@ def test_tagged_lines_name_their_rank_and_do_not_mix():
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for rank in range(3):
-        assert [line for line in lines if line.startswith(f"[{rank}] ")] == [f"[{rank}] {'a' * 50}{i}" for i in range(200)]
+        expected = [f"[{rank}] {'a' * 50}{i}" for i in range(200)]
+        assert [line for line in lines if line.startswith(f"[{rank}] ")] == expected
     assert len(lines) == 600
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] end of {rank}" for rank in range(3)]
 
