@@ -1,4 +1,4 @@
-//! Fixture of unit tests: a group of one rank whose peers never join.
+//! Fixtures of unit tests: groups of ranks of this process.
 
 use smddp_group::Group;
 use smddp_group::joint::{InterNode, Prepared, TransportOptions};
@@ -6,6 +6,11 @@ use smddp_net::interface::{AddressFamily, InterfaceFilter};
 
 /// Returns rank 0 of a group of `size` ranks on this node.
 pub(crate) fn group(size: usize) -> Group {
+    groups(size, 1).swap_remove(0)
+}
+
+/// Returns the first `count` ranks of a group of `size` ranks on this node. The other ranks never join.
+pub(crate) fn groups(size: usize, count: usize) -> Vec<Group> {
     let options = TransportOptions {
         staging: 4 << 20,
         shm: true,
@@ -22,6 +27,6 @@ pub(crate) fn group(size: usize) -> Group {
     };
     let prepare = |rank| Prepared::new(rank, size, Vec::new(), &options).unwrap();
     let all: Vec<Prepared> = (0..size).map(prepare).collect();
-    let rank_infos = all.iter().map(|prepared| prepared.rank_info().clone()).collect();
-    all.into_iter().next().unwrap().connect(rank_infos).unwrap().group
+    let rank_infos: Vec<_> = all.iter().map(|prepared| prepared.rank_info().clone()).collect();
+    all.into_iter().take(count).map(|prepared| prepared.connect(rank_infos.clone()).unwrap().group).collect()
 }

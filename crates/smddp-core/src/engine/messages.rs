@@ -221,7 +221,7 @@ impl MessageQueues {
 
     /// Describes the first message of departed rank `rank` that has no matching recv here.
     pub(crate) fn first_unexpected(&mut self, rank: usize, group: &mut Group) -> Option<String> {
-        self.take_announced(rank, group);
+        while self.take_next_announced(rank, group) {}
         let lists = self.unexpected.range((rank, 0)..=(rank, u64::MAX)).filter_map(|(_, list)| list.front());
         let first = lists.min_by_key(|message| message.number)?;
         Some(format!("sends {}", describe(first.envelope)))
@@ -250,22 +250,27 @@ impl MessageQueues {
         while let Some(from) = if any { Some(next) } else { self.next_awaited_source(next) }
             && from < self.size
         {
-            if from != me {
-                moved |= self.take_announced(from, group);
+            // The transport counts a request that finds nothing as a wait, and polls for messages until the next one
+            // that finds some. No request therefore follows the last awaited announcement.
+            while from != me && self.awaits(from) && self.take_next_announced(from, group) {
+                moved = true;
             }
             next = from + 1;
         }
         moved
     }
 
-    fn take_announced(&mut self, from: usize, group: &mut Group) -> bool {
-        let mut moved = false;
-        while let Some((envelope, stream)) = group.messages().next_announced(from) {
-            let number = self.next_order();
-            self.match_message(Unexpected { number, from, envelope, stream });
-            moved = true;
-        }
-        moved
+    /// Returns true if a recv awaits a message of `from`, or of any rank.
+    fn awaits(&self, from: usize) -> bool {
+        self.waiting.contains_key(&Some(from)) || self.waiting.contains_key(&None)
+    }
+
+    /// Reads the next announcement of `from`. Returns false if there is none.
+    fn take_next_announced(&mut self, from: usize, group: &mut Group) -> bool {
+        let Some((envelope, stream)) = group.messages().next_announced(from) else { return false };
+        let number = self.next_order();
+        self.match_message(Unexpected { number, from, envelope, stream });
+        true
     }
 
     /// Matches a message with the recv for it that was posted first.

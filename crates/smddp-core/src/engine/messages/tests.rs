@@ -1,5 +1,5 @@
 use super::*;
-use crate::for_tests::group;
+use crate::for_tests::{group, groups};
 use smddp_plan::Topology;
 
 fn recorder() -> Arc<Recorder> {
@@ -39,4 +39,21 @@ fn poll_cost_is_independent_of_waiting_receives_and_silent_ranks() {
     let mut group = group(1000);
     let (few, many) = (shortest_time(&mut group, 2, 1), shortest_time(&mut group, 1000, 2000));
     assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
+}
+
+#[test]
+fn poll_requests_no_announcement_after_the_last_awaited_one() {
+    let mut groups = groups(2, 2);
+    let (mut messages, mut into) = (MessageQueues::new(0, 2, recorder()), [0f32; 0]);
+    for tag in 1..=3 {
+        let envelope = Envelope { tag, dtype: DType::F32 as u64, bytes: 0 };
+        groups[1].messages().announce(0, envelope).unwrap();
+    }
+    for (tag, unexpected) in [(2, 1), (1, 0), (3, 0)] {
+        messages.post(recv(&mut into, tag));
+        messages.poll(&mut groups[0], "test").unwrap();
+        assert!(!messages.pending(), "tag {tag} is received");
+        let stored: usize = messages.unexpected.values().map(VecDeque::len).sum();
+        assert_eq!(stored, unexpected, "after tag {tag}");
+    }
 }
