@@ -1,11 +1,21 @@
-//! Fixture of unit tests: a group of one rank whose peers never join.
+//! Fixtures of unit tests: groups of this process.
 
 use smddp_transport::Group;
 use smddp_transport::interface::{AddressFamily, InterfaceFilter};
 use smddp_transport::joint::{InterNode, Prepared, TransportOptions};
 
-/// Returns rank 0 of a group of `size` ranks on this node.
+/// Returns rank 0 of a group of `size` ranks on this node, whose peers never join.
 pub(crate) fn group(size: usize) -> Group {
+    connected(size, 1).remove(0)
+}
+
+/// Returns all ranks of a group on this node.
+pub(crate) fn groups(size: usize) -> Vec<Group> {
+    connected(size, size)
+}
+
+/// Connects the first `joining` ranks of a group of `size` ranks.
+fn connected(size: usize, joining: usize) -> Vec<Group> {
     let options = TransportOptions {
         staging: 4 << 20,
         shm: true,
@@ -22,6 +32,7 @@ pub(crate) fn group(size: usize) -> Group {
     };
     let prepare = |rank| Prepared::new(rank, size, Vec::new(), &options).unwrap();
     let all: Vec<Prepared> = (0..size).map(prepare).collect();
-    let rank_infos = all.iter().map(|prepared| prepared.rank_info().clone()).collect();
-    all.into_iter().next().unwrap().connect(rank_infos).unwrap().group
+    let rank_infos: Vec<_> = all.iter().map(|prepared| prepared.rank_info().clone()).collect();
+    let connect = |prepared: Prepared| prepared.connect(rank_infos.clone()).unwrap().group;
+    all.into_iter().take(joining).map(connect).collect()
 }
