@@ -68,7 +68,8 @@ pub(crate) struct RemoteChannels {
     query: Option<StragglerQuery>,
     state: ChannelState,
     aborted: bool,
-    left_group: bool,
+    /// Time of the first [`Self::leave`].
+    leave_begun: Option<Instant>,
     /// Ranks for which this rank waits outside of this group, until the next check for faults.
     watched: Vec<usize>,
     /// State for the operation in progress.
@@ -118,7 +119,7 @@ impl RemoteChannels {
             query: None,
             state,
             aborted: false,
-            left_group: false,
+            leave_begun: None,
             watched: Vec::new(),
             wait_notice: WaitNotice::default(),
             unflushed: false,

@@ -1,7 +1,5 @@
 //! Staging memory of a group for data from and to other nodes.
-use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::endpoint::Endpoint;
 use super::pool::{Region, ReleaseCondition};
@@ -87,13 +85,6 @@ impl StagingMemory {
     /// Returns the memory of a message to the pool.
     pub fn give(&self, region: Region) {
         self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(Unshared));
-    }
-
-    /// Waits up to 10 ms for one of the descriptors.
-    pub fn wait_briefly(&self, fds: &[(RawFd, i16)]) {
-        let doorbell = self.endpoint.doorbell();
-        doorbell.sleep(doorbell.prepare_wait(), fds, Duration::from_millis(10));
-        doorbell.cancel_wait();
     }
 }
 

@@ -13,7 +13,7 @@ use crate::call::types::{DType, RedOp};
 use crate::call::{self, Blocks, Call};
 use crate::engine::Command;
 use crate::engine::messages::Request;
-use crate::engine::progress_loop::Until;
+use crate::engine::waiting::Until;
 use crate::error::{Error, Result};
 use crate::sync::completion::Completion;
 
@@ -97,16 +97,14 @@ impl Communicator {
             let op = state.prepare_repeated(&mut engine, call, self.timeout(&options))?;
             engine.take_commands();
             let number = engine.next;
-            if let Some(Err(error)) = state.guard(&mut engine, |engine| engine.start(op)) {
-                state.fail_group(&mut engine, error);
+            if let Some(Err(error)) = engine.guard(|engine| engine.start(op)) {
+                engine.fail_group(error);
             }
             state.submitted.fetch_add(1, Ordering::Relaxed);
             let until = Until::Over(number);
-            let mut outcome = state.outcome_of(&engine, &until);
-            if outcome.is_some() {
-                engine.group.flush();
-            } else if fast {
-                outcome = state.poll_briefly(&mut engine, &until);
+            let mut outcome = engine.outcome_of(&until);
+            if outcome.is_none() && fast {
+                outcome = engine.poll_briefly(&until);
             }
             if let Some(outcome) = outcome {
                 return outcome;

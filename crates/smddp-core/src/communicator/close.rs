@@ -9,9 +9,10 @@ use smddp_base::fork::{self, PerProcess};
 
 use super::Communicator;
 use crate::engine::Command;
-use crate::engine::progress_loop::Until;
+use crate::engine::progress_loop::Exit;
 use crate::engine::shared::{DESTROYED, SharedState};
 use crate::engine::wait_limit::Limit;
+use crate::engine::waiting::Until;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::completion::in_handler;
@@ -39,7 +40,7 @@ impl Communicator {
         if state.engine.submit(|| Command::Abort(error)) == Submitted::Orphaned
             && let Some(mut engine) = state.try_own()
         {
-            state.run_until(&mut engine, &Until::Failed, &mut Limit::uninterrupted(None));
+            engine.progress(&Until::Failed, &mut Limit::uninterrupted(None));
         }
         state.sleeper.notify();
     }
@@ -63,7 +64,7 @@ impl Communicator {
             if state.failure.get().is_none() {
                 let deleted = if limit.is_zero() { Ok(()) } else { state.delete_claim() };
                 outcome = deleted.and_then(|()| {
-                    state.compare(|work| match state.wait_until(&Until::Done(work), Some(left()))? {
+                    state.compare(|work| match state.wait_until(&Until::Work(work, None), Some(left()))? {
                         true => work.outcome(),
                         false => Err(Error::Closed {
                             group: state.name.clone(),
@@ -113,18 +114,15 @@ impl Communicator {
         let error = state.failure.get_or_init(|| error).clone();
         let _ = state.engine.submit(|| Command::Close(error));
         state.sleeper.notify();
-        let mut engine = state.own();
-        state.run_until(&mut engine, &Until::Failed, &mut Limit::uninterrupted(None));
-        // The pending calls end before the wait for the other ranks.
-        drop(engine);
-        let mut engine = state.own();
-        engine.group.leave();
+        // Each release of the engine completes calls, before the wait for the other ranks ends.
+        let sites = loop {
+            let mut engine = state.own();
+            if let Exit::Reached(_) = engine.progress(&Until::Left, &mut Limit::uninterrupted(None)) {
+                break std::mem::take(&mut engine.sites);
+            }
+        };
         lock(&state.handles).clear();
-        engine.drop_devices();
-        if engine.release_unregistered() {
-            // A call that another thread submitted meanwhile ends with the error.
-            state.start_progress();
-        }
+        drop(sites);
     }
 
     /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.

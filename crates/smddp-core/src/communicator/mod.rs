@@ -226,20 +226,12 @@ impl Communicator {
         action();
     }
 
-    /// Returns true once the report of the failure is being sent to the other ranks.
-    pub(crate) fn is_abort_sent(&self) -> bool {
-        matches!(
-            self.0.own().phase,
-            crate::engine::fail::Phase::Failing { .. } | crate::engine::fail::Phase::Failed
-        )
+    pub(crate) fn state(&self) -> &Arc<SharedState> {
+        &self.0
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {
         &self.0.cache
-    }
-
-    pub(crate) fn state(&self) -> &Arc<SharedState> {
-        &self.0
     }
 
     /// Starts a barrier in the background.

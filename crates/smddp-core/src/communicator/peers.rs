@@ -30,7 +30,7 @@ impl Communicator {
     pub fn dead(&self, awaited: &[usize]) -> Vec<(usize, String)> {
         let Some(mut engine) = self.0.try_own() else { return Vec::new() };
         // No thread may have polled for a while.
-        self.0.guarded_poll(&mut engine);
+        engine.poll_once();
         let (now, mut facts) = (Instant::now(), Facts::default());
         let next = engine.next;
         let mut health = engine.group.health();

@@ -210,7 +210,7 @@ impl SharedState {
         let Some(error) = first_difference(&engine.names, &step.output(), self.size) else {
             return Ok(false);
         };
-        self.fail_group(&mut engine, error.clone());
+        engine.fail_group(error.clone());
         Err(error)
     }
 

@@ -10,9 +10,9 @@ use smddp_plan::Collective;
 use crate::call;
 use crate::call::message_label::Direction;
 use crate::device::DeviceCompletion;
-use crate::engine::progress_loop::Until;
 use crate::engine::progress_thread;
 use crate::engine::shared::SharedState;
+use crate::engine::waiting::Until;
 use crate::error::{Error, Result};
 use crate::sync::completion::Completion;
 
@@ -54,7 +54,7 @@ impl Work {
             return self.outcome();
         }
         let comm = &self.comm;
-        if !comm.wait_until(&Until::Done(&self.shared), timeout)? {
+        if !comm.wait_until(&Until::Work(&self.shared, None), timeout)? {
             return Err(Error::Timeout {
                 operation: format!("wait for {}", self.call),
                 group: comm.name.clone(),
@@ -94,8 +94,7 @@ impl Work {
         if self.comm.forks == fork::generation()
             && let Some(mut engine) = self.comm.try_own()
         {
-            self.comm.guarded_poll(&mut engine);
-            engine.group.flush();
+            engine.poll_once();
         }
         self.is_done()
     }
@@ -115,7 +114,7 @@ impl Work {
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if !self.is_enqueued() {
-            comm.wait_until(&Until::Enqueued(&self.shared, completion), None)?;
+            comm.wait_until(&Until::Work(&self.shared, Some(completion)), None)?;
         }
         // After a failure, the remaining work on the device still uses the call's memory.
         let waits = completion.wait_stream(stream);

@@ -16,8 +16,9 @@ use crate::observe::recorder::{Outcome, query_key, ticks};
 
 impl Engine {
     /// Checks for reasons that block pending operations: dead ranks, departed ranks, mismatches and expired
-    /// deadlines. Called when blocked, and periodically during continuous progress. Does not block.
-    pub(crate) fn check(&mut self, now: Instant) -> Result<(), Error> {
+    /// deadlines. Called when blocked, and periodically during continuous progress. Does not block. Returns true if
+    /// anything moved.
+    pub(crate) fn check(&mut self, now: Instant) -> Result<bool, Error> {
         self.announce_last_messages();
         if let Some(op) = self.queue.front().filter(|op| op.begun) {
             let (seq, mine) = (op.seq, op.bound.fingerprint);
@@ -31,14 +32,14 @@ impl Engine {
             // The departed rank may have published the awaited data just before.
             moving = self.poll()?;
             if !self.pending() {
-                return Ok(());
+                return Ok(true);
             }
             if moving {
                 // The same poll may have received a rank's report, which explains the end of its connection.
                 self.observe(now);
             }
         }
-        self.evaluate(now, moving)
+        self.evaluate(now, moving).map(|()| moving)
     }
 
     /// Passes the facts to the monitor and applies its verdicts.

@@ -1,6 +1,9 @@
-//! End of a failed group. The owner of the engine first releases the callers' memory, empties the queues and reports to
-//! the other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The owner
-//! then releases the engine and completes the calls with the error.
+//! End of a group. The owner of the engine first releases the callers' memory, empties the queues and reports to the
+//! other ranks. Once the report has left this process, or after [`FLUSH_TIME`], the group has failed. The owner then
+//! releases the engine and completes the calls with the error. A rank that closes the group then leaves it.
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +26,11 @@ const RELEASE_TIME: Duration = Duration::from_secs(5);
 /// Maximum time to wait until the abort report has left this process. The process may exit with the error that the
 /// pending call is about to raise. Peers without the report would then report this rank as the first failure.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
-/// Interval between two polls while the report is being sent.
-const FLUSH_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Interval between two polls for events that no descriptor signals: the end of the report, acknowledgements, and
+/// empty streams.
+const PHASE_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Interval between two polls while this rank leaves and data is unsent.
+const LEAVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a group.
 #[derive(Clone, Copy, PartialEq)]
@@ -36,8 +42,13 @@ pub(crate) enum Phase {
     },
     /// The calls end with the error of the group.
     Failed,
-    /// This rank closed the group without pending calls and without an abort report.
-    Closed,
+    /// The group has failed by a panic in the transport, which is not polled again.
+    Abandoned,
+    /// This rank closes the group: its last frames are being sent, within the time limit of the transport.
+    Leaving,
+    /// This rank has left. Its streams are released until they are empty, within [`RELEASE_TIME`].
+    Releasing,
+    Left,
 }
 
 /// Calls that a failed group removed from its queues. They complete after the release of the engine, because their
@@ -77,22 +88,17 @@ impl Engine {
 
     /// Returns true once the calls end with the error of the group.
     pub(crate) fn has_failed(&self) -> bool {
-        matches!(self.phase, Phase::Failed | Phase::Closed)
+        !matches!(self.phase, Phase::Running | Phase::Failing { .. })
     }
 
-    /// Returns true while the abort report is being sent.
-    pub(crate) fn is_failing(&self) -> bool {
-        matches!(self.phase, Phase::Failing { .. })
-    }
-
-    /// Returns the longest sleep before the next poll while the abort report is being sent.
-    pub(super) fn max_flush_sleep(&self) -> Duration {
-        if self.is_failing() { FLUSH_POLL_INTERVAL } else { Duration::MAX }
-    }
-
-    /// Returns the calls to complete after the release of the engine, once the group has failed.
-    pub(super) fn take_ended(&mut self) -> Option<Box<EndedCalls>> {
-        if self.has_failed() { self.ended.take() } else { None }
+    /// Returns the longest sleep before the next poll while the group ends.
+    pub(super) fn max_phase_sleep(&self) -> Duration {
+        match self.phase {
+            Phase::Failing { .. } | Phase::Releasing => PHASE_POLL_INTERVAL,
+            Phase::Leaving if self.group.is_flushed() => PHASE_POLL_INTERVAL,
+            Phase::Leaving => LEAVE_POLL_INTERVAL,
+            _ => Duration::MAX,
+        }
     }
 
     /// Returns true if operations are on devices or will be. Their calls have returned; only streams wait for them.
@@ -100,42 +106,22 @@ impl Engine {
         !self.enqueued.is_empty() || self.queue.iter().any(|op| op.device.is_some())
     }
 
-    /// Releases all devices. Memory that their streams still use is freed by the streams.
-    pub(crate) fn drop_devices(&mut self) {
-        while let Some(since) = self.release_started
-            && !self.release_streams()
-            && since.elapsed() < RELEASE_TIME
-        {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        self.enqueued.clear();
-        self.sites.clear();
-        self.release_started = None;
-    }
-
-    /// Releases all streams of a dead group. Repeated, because a resuming stream may write smaller sequence
-    /// numbers.
-    pub(crate) fn keep_releasing(&mut self, now: Instant) {
+    /// Releases all streams of a dead group. Repeated, because a resuming stream may write smaller sequence numbers.
+    fn keep_releasing(&mut self, now: Instant) {
         let Some(since) = self.release_started else { return };
-        let late = now.duration_since(since) >= RELEASE_TIME;
+        let is_late = now.duration_since(since) >= RELEASE_TIME;
         // A stream that was stalled for so long overwrites the released numbers when it resumes.
-        if self.release_streams() && late {
+        let is_empty = self.sites.iter_mut().map(|site| site.release()).filter(|empty| !empty).count() == 0;
+        let is_over = if self.phase == Phase::Releasing { is_late || is_empty } else { is_late && is_empty };
+        if is_over {
             self.release_started = None;
         }
     }
 
-    /// Releases all streams. Returns true if none has pending work.
-    fn release_streams(&mut self) -> bool {
-        let mut empty = true;
-        for site in &mut self.sites {
-            empty &= site.release();
-        }
-        empty
-    }
-
-    /// Records the error for processes that later find this process dead. Records the error of another process instead
-    /// if that error is the cause.
-    pub(crate) fn leave_error(&mut self, error: &Error) {
+    /// Records the error for the log, the dump, and processes that later find this process dead. These get the error of
+    /// another process instead if that error is the cause.
+    pub(super) fn record_failure(&mut self, error: &Error) {
+        self.ended.get_or_insert_default().is_reported = true;
         match self.cause_text.take() {
             Some(first) => record_error(&first),
             None => record_error(&error_text::recorded(&self.names, error)),
@@ -158,14 +144,14 @@ impl Engine {
         );
         // After the report: a rank of this node whose streams are released looks for it.
         self.start_releasing(now);
-        self.flush_report(now);
+        self.advance_phase(now);
     }
 
     /// Ends the group without polling it: the transport panicked.
     pub(crate) fn abandon(&mut self, now: Instant) {
         self.end_all();
         self.start_releasing(now);
-        self.phase = Phase::Failed;
+        self.phase = if self.is_closing { Phase::Releasing } else { Phase::Abandoned };
     }
 
     /// Ends the group because this rank closes it with `error`.
@@ -174,9 +160,10 @@ impl Engine {
             _ if !self.is_running() => {}
             Error::Closed { reason, .. } if reason == DESTROYED => match self.has_calls() {
                 true => self.depart(error, now),
+                // Without an abort report.
                 false => {
                     self.next_check = None;
-                    self.phase = Phase::Closed;
+                    self.phase = Phase::Leaving;
                 }
             },
             // Any other error is the reason of an abort, whose command follows.
@@ -195,23 +182,24 @@ impl Engine {
         }
         self.keep_releasing(now);
         // Frames that notify the other ranks may still be queued, and only polls send them.
-        let moved = !self.group.is_flushed() && self.group.poll();
-        had_calls | moved | self.flush_report(now)
+        let sends = matches!(self.phase, Phase::Failing { .. } | Phase::Failed);
+        let moved = sends && !self.group.is_flushed() && self.group.poll();
+        had_calls | moved | self.advance_phase(now)
     }
 
-    /// Ends the phase `Failing` if the abort report has left this process, or its time has passed.
-    fn flush_report(&mut self, now: Instant) -> bool {
-        let Phase::Failing { flush_until } = self.phase else { return false };
-        let is_flushed = self.group.is_abort_flushed() || now >= flush_until;
-        if is_flushed {
-            self.phase = Phase::Failed;
-        }
-        is_flushed
-    }
-
-    /// Marks the failure for the log and the dump.
-    pub(super) fn report_failure(&mut self) {
-        self.ended.get_or_insert_default().is_reported = true;
+    /// Enters the next phase of a group that is no longer running, if its time has come.
+    fn advance_phase(&mut self, now: Instant) -> bool {
+        let next = match self.phase {
+            Phase::Failing { flush_until } if self.group.is_abort_flushed() || now >= flush_until => {
+                Phase::Failed
+            }
+            Phase::Failed | Phase::Abandoned if self.is_closing => Phase::Leaving,
+            Phase::Leaving if self.group.leave(now) => Phase::Releasing,
+            Phase::Releasing if self.release_started.is_none() => Phase::Left,
+            _ => return false,
+        };
+        self.phase = next;
+        true
     }
 
     /// Fails the group because this rank closes it. The other ranks receive the loss of this rank as the reason,

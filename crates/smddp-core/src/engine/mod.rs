@@ -11,10 +11,11 @@ mod prepare;
 pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
 #[cfg(test)]
-mod query_tests;
+mod query_test;
 pub(crate) mod shared;
 pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
+pub(crate) mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ pub(crate) struct Engine {
     /// Completed operations kept for repeated calls, the most recent one last.
     #[expect(clippy::vec_box, reason = "the boxes move between this list and the queue without a copy")]
     reusable: Vec<Box<Operation>>,
-    sites: Vec<DeviceSite>,
+    pub(crate) sites: Vec<DeviceSite>,
     /// Operations that are completely on a device's streams.
     enqueued: VecDeque<Enqueued>,
     /// Time at which the group died, while streams may still wait for it.
@@ -90,6 +91,9 @@ pub(crate) struct Engine {
     /// Error that another rank reported, with the report to forward.
     forwarded_report: Option<(Error, String)>,
     pub(crate) phase: Phase,
+    /// This rank closes the group: once it has failed, the rank leaves it.
+    pub(crate) is_closing: bool,
+    /// Calls to complete after the release of the engine, once the group has failed.
     ended: Option<Box<EndedCalls>>,
     /// Last error of the process whose death ends this group.
     cause_text: Option<String>,
@@ -138,6 +142,7 @@ impl Engine {
             release_started: None,
             forwarded_report: None,
             phase: Phase::Running,
+            is_closing: false,
             ended: None,
             cause_text: None,
             monitor: FailureMonitor::new(names.clone(), Limits::default()),
@@ -237,7 +242,14 @@ impl Engine {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.has_calls() || !self.group.is_flushed() || self.release_started.is_some() || self.is_failing()
+        let needs_polls = match self.phase {
+            Phase::Failing { .. } => true,
+            // The thread that closes the group continues.
+            _ if self.is_closing => false,
+            Phase::Abandoned => self.release_started.is_some(),
+            _ => !self.group.is_flushed() || self.release_started.is_some(),
+        };
+        needs_polls || self.has_calls()
     }
 
     /// Returns true if a call is pending.
@@ -256,7 +268,7 @@ impl Engine {
     pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
         let check =
             self.next_check.map_or(Duration::MAX, |at| at.saturating_duration_since(now).max(MIN_SLEEP));
-        check.min(self.max_flush_sleep()).min(match self.queue.front() {
+        check.min(self.max_phase_sleep()).min(match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
             // Less and less often: a device may hang forever.
@@ -338,12 +350,6 @@ impl Engine {
             }
         }
         Ok(moved)
-    }
-
-    /// Sends messages that were just submitted. Between nodes the waiting thread receives, because that costs a system
-    /// call per poll; a group of one node polls fully. A flush must follow.
-    pub(crate) fn start_message(&mut self) -> Result<bool, Error> {
-        if self.group.info().spans_nodes { Ok(self.messages.send(&mut self.group)) } else { self.poll() }
     }
 
     /// Completes an operation for which this host has no more work.

@@ -1,5 +1,5 @@
-//! Engine owned by the current thread. Its release hands pending work over to the progress thread and completes the
-//! calls of a failed group.
+//! Engine owned by the current thread. Its release notifies the other ranks of published data, hands pending work over
+//! to the progress thread, and completes the calls of a failed group.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -42,7 +42,11 @@ impl Drop for Handover<'_> {
     }
 }
 
-impl OwnedEngine<'_> {
+impl<'a> OwnedEngine<'a> {
+    pub(super) fn state(&self) -> &'a Arc<SharedState> {
+        self.handover.state
+    }
+
     /// Passes submitted commands to the engine, in their order.
     #[inline]
     pub(crate) fn take_commands(&mut self) {
@@ -58,7 +62,10 @@ impl OwnedEngine<'_> {
         let mut end = None;
         for command in commands.drain(..) {
             match command {
-                Command::Abort(_) | Command::Close(_) => end = end.or(Some(command)),
+                Command::Abort(_) | Command::Close(_) => {
+                    self.engine.is_closing |= matches!(command, Command::Close(_));
+                    end = end.or(Some(command));
+                }
                 _ => self.engine.apply(command),
             }
         }
@@ -98,10 +105,13 @@ impl DerefMut for OwnedEngine<'_> {
 impl Drop for OwnedEngine<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.is_running() {
+            self.guard(|engine| engine.group.flush());
+        }
         let engine = &mut *self.engine;
         self.handover.pending = engine.pending() && !(engine.device_only && engine.only_devices());
-        if !engine.is_running() {
-            self.handover.ended = engine.take_ended();
+        if engine.has_failed() {
+            self.handover.ended = engine.ended.take();
         }
         if engine.facts.is_querying && !(engine.is_running() && engine.has_calls()) {
             // No later check continues or ends the query.

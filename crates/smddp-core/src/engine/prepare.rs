@@ -169,7 +169,7 @@ fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use crate::for_tests::group;
     use crate::sync::lock;
@@ -193,21 +193,5 @@ mod tests {
         }
         assert_eq!(lock(comm.cache()).made, 1, "one binding for forty calls");
         comm.close();
-    }
-
-    #[test]
-    fn abort_notice_is_sent_by_the_owner_of_the_engine_without_pending_calls() {
-        let comm = Communicator::from_group(group(2), &[0, 0], "test", Duration::from_secs(60));
-        comm.while_owned(|| comm.abort("enough"));
-        let end = Instant::now() + Duration::from_secs(20);
-        while !comm.is_abort_sent() {
-            assert!(Instant::now() < end, "no abort notice was sent");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-
-        let closed = Communicator::from_group(group(2), &[0, 0], "closed", Duration::from_secs(60));
-        closed.while_owned(|| closed.abort("enough"));
-        closed.close();
-        assert!(closed.is_abort_sent());
     }
 }

@@ -3,14 +3,17 @@
 //! The first asynchronous call that needs the thread creates it. A thread that waits for an operation owns that
 //! group's engine itself; the progress thread then skips the group.
 
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use smddp_base::fork::PerProcess;
 
+use crate::engine::progress_loop::{Exit, Groups, progress};
 use crate::engine::shared::SharedState;
-use crate::engine::wait_plan::{SpinPolicy, WaitPlan, max_poll_interval};
+use crate::engine::wait_limit::Limit;
+use crate::engine::wait_plan::{Pass, SpinPolicy, WaitPlan};
 use crate::kernels::float_mode::set_default_float_mode;
 use crate::kernels::helpers;
 use crate::sync::lock;
@@ -30,14 +33,14 @@ struct Queue {
 /// State of the thread, and the condition that signals a change.
 static PROGRESS: PerProcess<(Mutex<Queue>, Condvar)> = PerProcess::new();
 
-fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
+fn progress_queue() -> (MutexGuard<'static, Queue>, &'static Condvar) {
     let (state, changed) = PROGRESS.get();
     (lock(state), changed)
 }
 
 /// Makes the progress thread poll `comm` until nothing is pending there.
 pub(crate) fn register(comm: &Arc<SharedState>) {
-    let (mut state, changed) = progress();
+    let (mut state, changed) = progress_queue();
     state.wakeups += 1;
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
         state.incoming.push(comm.clone());
@@ -59,7 +62,7 @@ pub(crate) fn register(comm: &Arc<SharedState>) {
 /// Returns true if the progress thread exists. It exists wherever a call is pending that no thread waits for,
 /// unless the process cannot create another thread.
 pub(crate) fn runs() -> bool {
-    progress().0.running
+    progress_queue().0.running
 }
 
 /// Sleep of the progress thread after a registration. A caller that starts an operation and immediately waits for
@@ -86,113 +89,90 @@ fn sleep<'a>(
 /// Interval between two polls of groups that other threads own.
 const OWNED_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-fn run() {
-    helpers::disable_helpers();
-    set_default_float_mode();
-    let mut comms: Vec<Arc<SharedState>> = Vec::new();
-    let mut seen = 0;
-    loop {
-        {
-            let (mut state, changed) = progress();
-            loop {
-                for comm in state.incoming.drain(..) {
-                    if !comms.iter().any(|polled| Arc::ptr_eq(polled, &comm)) {
-                        comms.push(comm);
-                    }
-                }
-                if !comms.is_empty() {
-                    break;
-                }
-                // Exit after an idle period; the next asynchronous call creates a new thread.
-                let wakeups = state.wakeups;
-                let (next, timed_out) = sleep(state, changed, &mut seen, Duration::from_secs(5));
-                state = next;
-                if timed_out && state.wakeups == wakeups && state.incoming.is_empty() {
-                    state.running = false;
-                    return;
-                }
+/// Idle time after which the thread exits. The next asynchronous call creates a new one.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+
+/// The registered groups.
+#[derive(Default)]
+struct Registered {
+    groups: Vec<Arc<SharedState>>,
+    /// Registrations before the last sleep.
+    seen: u64,
+    /// Nothing is pending, or a group was registered.
+    is_over: bool,
+}
+
+impl Registered {
+    /// Takes new groups, and waits for one if there is none. Returns false after [`IDLE_TIME`].
+    fn collect(&mut self) -> bool {
+        let (mut state, changed) = progress_queue();
+        if self.groups.is_empty() && state.incoming.is_empty() {
+            let timed_out;
+            (state, timed_out) = sleep(state, changed, &mut self.seen, IDLE_TIME);
+            state.running = !timed_out || !state.incoming.is_empty();
+        }
+        for group in state.incoming.drain(..) {
+            if !self.groups.iter().any(|polled| Arc::ptr_eq(polled, &group)) {
+                self.groups.push(group);
             }
         }
-        // Dropping a group here also drops objects that its callers kept alive, which may panic. The calls of other
-        // groups continue. A panic in an engine has failed its group before it could get here.
-        let _ = catch_unwind(AssertUnwindSafe(|| poll_groups(&mut comms, &mut seen)));
+        state.running
     }
 }
 
-/// Polls until nothing is pending, or a group is registered.
-fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
-    // Background thread: no spinning next to compute threads.
-    let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
-    // A group of one rank has no doorbell to sleep on.
-    let sleeper = comms.iter().map(|comm| &comm.sleeper).find(|sleeper| sleeper.can_sleep()).cloned();
-    let mut wait = WaitPlan::new(&spin_policy, sleeper.as_ref());
-    // True before a short sleep while only devices are pending: no message needs to end it, and no rank notifies this
-    // thread.
-    let mut about_to_rest = false;
-    while !comms.is_empty() {
-        let check_now = wait.check_due() || about_to_rest;
-        let (mut moved, mut has_pending, mut only_devices) = (false, false, true);
-        let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
-        comms.retain(|comm| {
-            let Some(mut engine) = comm.try_own() else {
-                // The owner may release the engine before the next poll.
-                at_most = at_most.min(OWNED_POLL_INTERVAL);
+impl Groups for Registered {
+    fn pass(&mut self, check: Option<Instant>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
+        let mut all = Pass::EMPTY;
+        self.groups.retain(|group| {
+            let Some(mut engine) = group.try_own() else {
+                // The owner registers what it leaves pending.
+                all.max_sleep = all.max_sleep.min(OWNED_POLL_INTERVAL);
                 return true;
             };
-            let pending = comm.guard(&mut engine, |engine| {
-                moved |= comm.poll(engine);
-                if check_now {
-                    let now = Instant::now();
-                    comm.check(engine, now);
-                    at_most =
-                        at_most.min(engine.max_sleep(now)).min(max_poll_interval(&engine.group, &mut fds));
-                }
-                engine.group.flush();
-                engine.pending()
-            });
-            // A group whose engine panicked has failed; only its report is pending.
-            let pending = pending.unwrap_or(engine.is_failing());
-            has_pending |= pending;
+            let pass = engine.pass(check, fds);
+            let pending = engine.pending();
             engine.device_only = pending && engine.only_devices();
-            only_devices &= engine.device_only || !pending;
-            // Commands that arrived meanwhile are progress: the next poll takes them.
+            all.rests &= engine.device_only || !pending;
+            // Commands that arrived meanwhile are progress: the next pass takes them.
             let has_commands = engine.release_unregistered();
-            moved |= has_commands;
-            has_pending |= has_commands;
+            all.moved |= pass.moved || has_commands;
+            all.poll_interval = all.poll_interval.min(pass.poll_interval);
+            all.max_sleep = all.max_sleep.min(pass.max_sleep);
             pending || has_commands
         });
-        if moved {
-            wait.restart();
-            if !check_now {
-                continue;
-            }
+        let has_time = !all.moved || check.is_some();
+        self.is_over = self.groups.is_empty() || has_time && !progress_queue().0.incoming.is_empty();
+        all
+    }
+
+    fn exit(&self) -> Option<Exit> {
+        self.is_over.then_some(Exit::Interrupted)
+    }
+
+    /// Sleeps until a registration. Other ranks do not notify this thread meanwhile.
+    fn rest(&mut self, at_most: Duration) {
+        let (state, changed) = progress_queue();
+        if state.incoming.is_empty() {
+            drop(sleep(state, changed, &mut self.seen, at_most));
         }
-        {
-            let (state, changed) = progress();
-            if !state.incoming.is_empty() {
-                return;
-            }
-            if !has_pending || (about_to_rest && only_devices) || sleeper.is_none() {
-                // Either waiting threads own all engines and register what they leave pending, or nothing arrives
-                // from other ranks. A registration ends the sleep.
-                let at_most =
-                    if check_now && sleeper.is_none() { at_most } else { at_most.min(OWNED_POLL_INTERVAL) };
-                drop(sleep(state, changed, seen, at_most));
-                wait.withdraw();
-                about_to_rest = sleeper.is_none();
-                continue;
-            }
-            about_to_rest = only_devices;
-            if only_devices {
-                wait.withdraw();
-                continue;
-            }
-        }
-        if wait.is_announced() {
-            wait.sleep(&fds, at_most, at_most);
-            wait.restart();
-        } else if !moved {
-            wait.pause(|| {});
-        }
+    }
+}
+
+fn run() {
+    helpers::disable_helpers();
+    set_default_float_mode();
+    // Background thread: no spinning next to compute threads.
+    let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
+    let mut registered = Registered::default();
+    while registered.collect() {
+        let mut sleepers = registered.groups.iter().map(|group| &group.sleeper);
+        // A group of one rank has no doorbell to sleep on.
+        let sleeper = sleepers.find(|sleeper| sleeper.can_sleep()).cloned();
+        let mut wait = WaitPlan::new(&spin_policy, sleeper.as_ref());
+        // Dropping a group here also drops objects that its callers kept alive, which may panic. The calls of other
+        // groups continue. A panic in an engine has failed its group before it could get here.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            progress(&mut registered, &mut Limit::uninterrupted(None), &mut wait)
+        }));
     }
 }

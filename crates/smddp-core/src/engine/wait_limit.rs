@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
 use crate::sync::completion::interrupted;
 
 /// Interval between two signal checks.
@@ -38,17 +37,11 @@ impl Limit {
         self.interruptible && now.duration_since(*self.last_check.get_or_insert(now)) > SIGNAL_INTERVAL
     }
 
-    /// Checks for a signal if a check is due. Signal handlers of the program run here and may call this group, so
-    /// the calling thread must not own the engine.
-    pub(super) fn check_signals(&mut self) -> Result<()> {
-        let now = Instant::now();
-        if self.check_due(now) {
-            self.last_check = Some(now);
-            if interrupted() {
-                return Err(Error::Interrupted);
-            }
-        }
-        Ok(())
+    /// Returns true if a signal ends the wait. Signal handlers of the program run here and may call this group, so the
+    /// calling thread must not own the engine.
+    pub(super) fn is_interrupted(&mut self) -> bool {
+        self.last_check = Some(Instant::now());
+        interrupted()
     }
 
     pub(super) fn remaining(&self, now: Instant) -> Duration {

@@ -5,15 +5,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_group::Group;
 use smddp_process::Sleeper;
 
 use crate::config::cores::{cores, local_ranks};
 
 /// Maximum sleep before the next poll, in case a wakeup is lost. It doubles after each sleep that no wakeup ended,
 /// up to `MAX_DOUBLINGS` times, because many ranks may wait for minutes on few cores.
-const MAX_SLEEP: Duration = Duration::from_millis(20);
+pub(super) const MAX_SLEEP: Duration = Duration::from_millis(20);
 const MAX_DOUBLINGS: u32 = 2;
+/// Interval between two polls of transports that cannot signal incoming data.
+pub(super) const UNSIGNALED_SLEEP: Duration = Duration::from_micros(100);
 /// Number of yields before a wait announces its sleep, if polling needs no system call.
 const YIELDS: u32 = 50;
 /// Number of yields if polling is a system call.
@@ -82,13 +83,31 @@ impl Clock for Monotonic {
     }
 }
 
+/// Result of one pass over the groups of a loop.
+pub(crate) struct Pass {
+    /// Something made progress.
+    pub(crate) moved: bool,
+    /// No message has to end a sleep: nothing is pending here, or only operations on devices.
+    pub(crate) rests: bool,
+    /// Longest time without a poll for data. This and `max_sleep` come from a pass with a check.
+    pub(crate) poll_interval: Duration,
+    /// Longest sleep before the next pass.
+    pub(crate) max_sleep: Duration,
+}
+
+impl Pass {
+    /// Pass over no group.
+    pub(super) const EMPTY: Self =
+        Self { moved: false, rests: true, poll_interval: Duration::MAX, max_sleep: Duration::MAX };
+}
+
 /// Next action of a loop after a pass without progress.
 #[derive(Debug, PartialEq)]
 enum Step {
     /// Runs another pass after this number of spin hints.
     Spin(u32),
     Yield,
-    /// Announces the sleep. One more pass follows, with a check; then [`WaitPlan::sleep`].
+    /// Announces the sleep. One more pass with a check precedes it.
     Announce,
 }
 
@@ -96,9 +115,10 @@ enum Step {
 pub(crate) struct WaitPlan<'a, C = Monotonic> {
     clock: C,
     spin_policy: &'a SpinPolicy,
-    /// `None`: nothing can end a sleep, so the loop does not sleep here.
+    /// `None`: no message can end a sleep, so the loop rests.
     sleeper: Option<&'a Sleeper>,
-    announced: Option<AboutToSleep<'a>>,
+    /// `Some(None)`: a rest, which no message ends. One more pass with a check precedes a sleep or rest.
+    announced: Option<Option<AboutToSleep<'a>>>,
     spin: Duration,
     polls: u32,
     yields: u32,
@@ -134,35 +154,22 @@ impl<'a, C: Clock> WaitPlan<'a, C> {
         }
     }
 
-    /// Returns true if this pass must check for failures and deadlines: the last one before a sleep, and one every
-    /// 50 ms of continuous progress. Called once per pass.
+    /// Returns the time if the next pass must check for failures and deadlines: the last one before a sleep, and one
+    /// every 50 ms of continuous progress. Called once per pass.
     #[inline]
-    pub(crate) fn check_due(&mut self) -> bool {
+    pub(crate) fn check_due(&mut self) -> Option<Instant> {
         if self.announced.is_some() {
-            return true;
+            return Some(self.clock.now());
         }
         self.passes = self.passes.wrapping_add(1);
-        self.passes.is_multiple_of(UNCHECKED_PASSES) && self.is_overdue()
+        if self.passes.is_multiple_of(UNCHECKED_PASSES) { self.overdue_check() } else { None }
     }
 
     #[cold]
-    fn is_overdue(&mut self) -> bool {
+    fn overdue_check(&mut self) -> Option<Instant> {
         let now = self.clock.now();
         let is_overdue = now.duration_since(*self.last_check.get_or_insert(now)) >= CHECK_INTERVAL;
-        if is_overdue {
-            self.last_check = Some(now);
-        }
-        is_overdue
-    }
-
-    /// Returns true if the sleep is announced: if this pass finds nothing, [`Self::sleep`] follows.
-    pub(crate) fn is_announced(&self) -> bool {
-        self.announced.is_some()
-    }
-
-    /// Withdraws the announcement of a sleep.
-    pub(crate) fn withdraw(&mut self) {
-        self.announced = None;
+        is_overdue.then(|| *self.last_check.insert(now))
     }
 
     /// Restarts the plan after progress.
@@ -178,17 +185,38 @@ impl<'a, C: Clock> WaitPlan<'a, C> {
         self.announced = None;
     }
 
-    /// Waits once after a pass without progress: spins, yields or announces the sleep. `before_sleep` runs before the
-    /// announcement.
+    /// Waits once after a pass without progress: spins, yields, announces the sleep, or sleeps for at most `at_most`
+    /// after the announcement. `rest` sleeps where no message has to end the sleep.
     #[inline]
-    pub(crate) fn pause(&mut self, before_sleep: impl FnOnce()) {
+    pub(crate) fn pause(
+        &mut self,
+        pass: &Pass,
+        fds: &[(RawFd, i16)],
+        at_most: Duration,
+        rest: impl FnOnce(Duration),
+    ) {
+        let sleeper = self.sleeper.filter(|_| !pass.rests);
+        match (self.announced.take(), sleeper) {
+            (Some(Some(announced)), Some(_)) => {
+                let most = pass.poll_interval.saturating_mul(1 << self.slept.min(MAX_DOUBLINGS));
+                let begun = self.clock.now();
+                announced.sleep(fds, most.min(at_most));
+                let lasted = self.clock.now().duration_since(begun);
+                return self.after_sleep(pass.poll_interval, lasted);
+            }
+            (announced, None) => {
+                if let Some(None) = announced {
+                    rest(at_most.min(pass.poll_interval));
+                }
+                self.announced = Some(None);
+                return;
+            }
+            _ => {}
+        }
         match self.step() {
             Step::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
             Step::Yield => std::thread::yield_now(),
-            Step::Announce => {
-                before_sleep();
-                self.announced = self.sleeper.map(AboutToSleep::new);
-            }
+            Step::Announce => self.announced = sleeper.map(|sleeper| Some(AboutToSleep::new(sleeper))),
         }
     }
 
@@ -215,16 +243,6 @@ impl<'a, C: Clock> WaitPlan<'a, C> {
         Step::Announce
     }
 
-    /// Sleeps for at most `at_most`, and at most `poll_interval` at first. Must follow an announcement.
-    pub(crate) fn sleep(&mut self, fds: &[(RawFd, i16)], poll_interval: Duration, at_most: Duration) {
-        let Some(announced) = self.announced.take() else { return };
-        let most = poll_interval * (1 << self.slept.min(MAX_DOUBLINGS));
-        let begun = self.clock.now();
-        announced.sleep(fds, most.min(at_most));
-        let lasted = self.clock.now().duration_since(begun);
-        self.after_sleep(poll_interval, lasted);
-    }
-
     fn after_sleep(&mut self, poll_interval: Duration, lasted: Duration) {
         if poll_interval == MAX_SLEEP && lasted >= MAX_SLEEP {
             self.slept += 1;
@@ -234,14 +252,6 @@ impl<'a, C: Clock> WaitPlan<'a, C> {
             self.yields = self.spin_policy.yields / 2;
         }
     }
-}
-
-/// Interval between two polls of transports that cannot signal incoming data.
-const UNSIGNALED_SLEEP: Duration = Duration::from_micros(100);
-
-/// Returns the longest time without a poll of the group, and adds the descriptors that may end it early to `fds`.
-pub(crate) fn max_poll_interval(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
-    if group.wait_sources(fds) { MAX_SLEEP } else { UNSIGNALED_SLEEP }
 }
 
 /// Registration of a thread that polls once more and then sleeps, so that no wakeup is lost.
@@ -323,8 +333,24 @@ mod tests {
         let policy = SpinPolicy::new(Some(Duration::ZERO), false);
         // The clock is read once per 256 passes.
         let mut plan = plan(&policy, Duration::from_millis(10));
-        let due: Vec<u32> = (1..=UNCHECKED_PASSES * 12).filter(|_| plan.check_due()).collect();
+        let due: Vec<u32> = (1..=UNCHECKED_PASSES * 12).filter(|_| plan.check_due().is_some()).collect();
         assert_eq!(due, [6, 11].map(|readings| readings * UNCHECKED_PASSES));
+    }
+
+    #[test]
+    fn check_precedes_each_rest() {
+        let policy = SpinPolicy::new(Some(Duration::ZERO), false);
+        let mut plan = plan(&policy, Duration::ZERO);
+        let mut rests = Vec::new();
+        for _ in 0..3 {
+            let checks = plan.check_due().is_some();
+            let mut rested = false;
+            plan.pause(&Pass::EMPTY, &[], Duration::MAX, |_| rested = true);
+            rests.push((checks, rested));
+        }
+        assert_eq!(rests, [(false, false), (true, true), (true, true)]);
+        plan.restart();
+        assert!(plan.check_due().is_none());
     }
 
     #[test]

@@ -3,15 +3,15 @@ use std::time::{Duration, Instant};
 
 use smddp_base::MAX_ABORT_REPORT;
 use smddp_net::frame::{ALL_CLASSES, CLASSES, Classes, Frame, Kind, MESSAGES};
-use smddp_net::wire::{Close, Payload, Wire};
+use smddp_net::wire::{Close, Payload};
 use smddp_process::last_error;
 
 use super::{RemoteChannels, leave_notice};
 
-/// Maximum time that `leave` waits until the last bytes are sent.
+/// Maximum time from the first `leave` until the last bytes are sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Poll interval while only acknowledgements are missing.
-const ACK_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Poll interval of a leave.
+const LEAVE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Largest group in which an aborting rank sends the reason to all other ranks directly.
 const MAX_DIRECT_ABORTS: usize = 256;
 
@@ -63,11 +63,38 @@ impl RemoteChannels {
             .collect()
     }
 
-    /// Sends `Leave` to all contacted ranks, and waits until everything is sent or the time limit expires.
-    pub(crate) fn leave(&mut self) {
-        if std::mem::replace(&mut self.left_group, true) {
+    /// Leaves the group: sends `Leave` to all contacted ranks at the first call. Returns true once everything has arrived, or the
+    /// time limit has expired. Until then, the caller repeats the call. Does not block.
+    pub(crate) fn leave(&mut self, now: Instant) -> bool {
+        let begun = self.leave_begun.unwrap_or(now);
+        if self.leave_begun.replace(begun).is_none() {
+            self.send_leave();
+        }
+        // A peer may never receive the data of an aborted group. Its listener accepts a connection at any time, so a waiting abort
+        // report is still delivered. Without it, the peer would report a lost rank.
+        let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
+        let waits = !dead || self.wire.peers().iter().any(|peer| peer.connecting);
+        let limit = if waits { LEAVE_TIMEOUT } else { LEAVE_TIMEOUT / 20 };
+        let is_over = self.wire.close(Close::Leave) || now.duration_since(begun) >= limit;
+        if is_over {
+            self.wire.close(Close::Free);
+        } else if !self.wire.is_flushed(ALL_CLASSES) && !self.wire.poll(&mut self.state) {
+            self.wire.check(now, &[]);
+        }
+        is_over
+    }
+
+    /// Leaves a group that was not closed, and waits until everything has arrived.
+    pub(crate) fn leave_and_wait(&mut self) {
+        if self.leave_begun.is_some() {
             return;
         }
+        while !self.leave(Instant::now()) {
+            std::thread::sleep(LEAVE_POLL_INTERVAL);
+        }
+    }
+
+    fn send_leave(&mut self) {
         let error = last_error::own();
         for rank in self.contacted_ranks() {
             // Always on the class of messages: on the other class, `Leave` may queue behind a call that the peer never makes.
@@ -82,27 +109,6 @@ impl RemoteChannels {
                 self.send_frame(rank, &frame, payload);
             }
         }
-        // A peer may never receive the data of an aborted group. Its listener accepts a connection at any time, so a waiting abort
-        // report is still delivered. Without it, the peer would report a lost rank.
-        let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
-        let mut now = Instant::now();
-        let (soon, until) = (now + LEAVE_TIMEOUT / 20, now + LEAVE_TIMEOUT);
-        let is_connecting = |wire: &mut dyn Wire| wire.peers().iter().any(|peer| peer.connecting);
-        let waits =
-            |now: Instant, wire: &mut dyn Wire| now < until && (!dead || now < soon || is_connecting(wire));
-        while !self.wire.close(Close::Leave) && waits(now, &mut *self.wire) {
-            if self.wire.is_flushed(ALL_CLASSES) {
-                // Only acknowledgements are missing.
-                std::thread::sleep(ACK_POLL_INTERVAL);
-            } else if !self.wire.poll(&mut self.state) {
-                self.wire.check(now, &[]);
-                let mut fds = Vec::new();
-                self.wait_sources(&mut fds);
-                self.state.staging.wait_briefly(&fds);
-            }
-            now = Instant::now();
-        }
-        self.wire.close(Close::Free);
     }
 
     /// Returns true if `rank` has announced all its messages.

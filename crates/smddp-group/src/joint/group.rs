@@ -1,6 +1,7 @@
 //! One rank's part of a group: shared memory with the ranks of its node, and a wire to the ranks of other nodes.
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use smddp_base::{CallFingerprint, Channels, Fault, Mismatch};
 use smddp_shm::{LocalChannels, ZeroCopySource};
@@ -263,12 +264,14 @@ impl Group {
         self.remote.as_ref().is_none_or(|remote| remote.net.is_abort_flushed())
     }
 
-    /// Leaves the group in good order.
-    pub fn leave(&mut self) {
-        if let Some(remote) = &mut self.remote {
-            remote.net.leave();
+    /// Leaves the group in good order. Returns true once everything has been sent, or the time limit has expired. Until then, the
+    /// caller repeats the call and waits for [`Self::wait_sources`]. Does not block.
+    pub fn leave(&mut self, now: Instant) -> bool {
+        let is_over = self.remote.as_mut().is_none_or(|remote| remote.net.leave(now));
+        if is_over {
+            self.local.leave();
         }
-        self.local.leave();
+        is_over
     }
 
     /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
@@ -361,7 +364,7 @@ impl Drop for Group {
         if self.local.is_owned()
             && let Some(remote) = &mut self.remote
         {
-            remote.net.leave();
+            remote.net.leave_and_wait();
         }
     }
 }

@@ -43,7 +43,7 @@ fn poll_cost_is_independent_of_waiting_receives_and_silent_ranks() {
 
 #[test]
 fn poll_requests_no_announcement_after_the_last_awaited_one() {
-    let mut groups = groups(2, 2);
+    let mut groups = groups(2);
     let (mut messages, mut into) = (MessageQueues::new(0, 2, recorder()), [0f32; 0]);
     for tag in 1..=3 {
         let envelope = Envelope { tag, dtype: DType::F32 as u64, bytes: 0 };
