@@ -229,6 +229,22 @@ test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md a
 fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt, and networks that go, in every call, over every way: prints a table
 	cd tests && $(FAKES) OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
 
+# The native module of this target has the recorder of the failure monitor, which no wheel has. A late alarm on a busy machine does
+# not end the recording.
+RECORDS := $(CURDIR)/target/failure-records
+RECORD  := cd tests && OMP_NUM_THREADS=1 PYTHONPATH=$(RECORDS)/python SMDDP_TEST_FAILURE_RECORDS=$(RECORDS)/raw $(BIN)/python -W ignore
+.PHONY: failure-cases
+failure-cases: $(STAMPS)/test-tools ## write the cases that the failure monitor's tests replay, from short matrices with a recorder
+	rm -rf $(RECORDS) && mkdir -p $(RECORDS)/raw
+	cargo build --quiet -p smddp-py --features record
+	cp -r python $(RECORDS)/
+	cp $${CARGO_TARGET_DIR:-target}/debug/lib_core.so $(RECORDS)/python/smddp/_core.abi3.so
+	-$(RECORD) -m faults.matrix --ways shm,tcp --sizes 2
+	-$(RECORD) -m faults.matrix --ways shm,tcp --sizes 4 --calls all_reduce,broadcast,ring,barrier,destroy
+	-$(RECORD) -m faults.mismatch --ways shm,tcp --sizes 2 --only unreceived
+	-$(RECORD) -m faults.mismatch --ways shm,tcp --sizes 3 --only different_roots
+	cd tests && $(BIN)/python -m faults.recorded_cases $(RECORDS)/raw $(CURDIR)/crates/smddp-core/src/failure/tests/recorded
+
 .PHONY: mismatch-matrix
 mismatch-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that make different calls, in every pair, over every way: prints a table
 	cd tests && $(FAKES) OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.mismatch $(MATRIX_ARGS)

@@ -136,6 +136,10 @@ def test_the_binary_links_to_the_c_library_alone(core: Path):
     assert needed <= SYSTEM_LIBRARIES
 
 
+def test_the_binary_has_no_recorder_of_the_failure_monitor(core: Path):
+    assert b"SMDDP_TEST_FAILURE_RECORDS" not in core.read_bytes()
+
+
 def test_backtraces_can_name_functions_and_the_file_stays_small(core: Path, wheel: Path):
     assert ".symtab" in readelf("--sections", core)
     # Line tables of all there is in the binary would double it.

@@ -12,6 +12,8 @@ pub(crate) mod progress_loop;
 pub(crate) mod progress_thread;
 #[cfg(test)]
 mod query_test;
+#[cfg(any(test, feature = "record"))]
+mod record;
 pub(crate) mod shared;
 pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
@@ -30,12 +32,15 @@ use crate::device::{DeviceSite, Enqueued};
 use crate::engine::fail::{EndedCalls, Phase};
 use crate::engine::messages::{MessageQueues, Request};
 use crate::engine::operation::{CallShape, Operation};
+#[cfg(feature = "record")]
+use crate::engine::record::RecordingMonitor as FailureMonitor;
 use crate::error::Error;
 use crate::exec::device::{self, ExecError};
 use crate::exec::host;
 use crate::exec::walk::Progress;
 use crate::failure::call_log::CallLog;
 use crate::failure::limits::Limits;
+#[cfg(not(feature = "record"))]
 use crate::failure::monitor::FailureMonitor;
 use crate::failure::names::GroupNames;
 use crate::log::{self, Level};

@@ -2,6 +2,8 @@
 //! sleeps, locks or performs I/O.
 
 pub(crate) mod call_log;
+#[cfg(any(test, feature = "record"))]
+pub(crate) mod case_text;
 pub(crate) mod error_text;
 pub(crate) mod limits;
 pub(crate) mod monitor;
@@ -10,4 +12,4 @@ pub(crate) mod pending;
 pub(crate) mod report;
 pub(crate) mod straggler_query;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -181,6 +181,23 @@ impl FailureMonitor {
         all.into_iter().flatten().chain(deadlines).filter(|&due| due > now).min()
     }
 
+    /// Returns true if no earlier observation affects the next one while `call` is the active collective.
+    #[cfg(any(test, feature = "record"))]
+    pub(crate) fn is_at_rest(&self, call: Option<u64>) -> bool {
+        matches!(self.state, State::Watching)
+            && self.transport_error.is_none()
+            && self.trailing_since.is_none()
+            && self.undelivered_since.is_none()
+            && (self.logged_late.is_none() || self.logged_late != call)
+    }
+
+    /// Returns the state between two observations as text.
+    #[cfg(any(test, feature = "record"))]
+    pub(crate) fn state_text(&self) -> String {
+        let (error, late) = (&self.transport_error, self.logged_late);
+        format!("{:?}", (&self.state, error, self.trailing_since, self.undelivered_since, late))
+    }
+
     /// Compares the active call with the calls of the other ranks. In mismatched calls, all ranks may only send. Then
     /// no rank compares received fingerprints.
     fn compare_calls(&mut self, now: Instant, facts: &Facts, pending: &Pending) -> Option<Verdict> {

@@ -1,56 +1,48 @@
-//! Cases of the failure monitor as text. A case has a name, the number of ranks and one line per step:
-//! `MS | facts | pending -> verdict`. `due MS` marks a step whose verdict is `wait` one nanosecond earlier.
+//! Parser of cases. A case has a name, the number of ranks and one line per step: `MS | facts | pending -> verdict`.
+//! `due MS` marks a step whose verdict is `wait` one nanosecond earlier.
 
 use std::time::{Duration, Instant};
 
 use smddp_base::{CallFingerprint, Mismatch};
 use smddp_group::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
-use smddp_plan::Collective;
 
 use crate::call::fingerprint;
-use crate::call::types::{DType, RedOp};
 use crate::error::Error;
-use crate::failure::monitor::Verdict;
-use crate::failure::pending::{ExpiredMessage, PeerMessages, Pending, PendingCall};
+use crate::failure::case_text::{Event, named_call};
+use crate::failure::pending::{ExpiredMessage, PeerMessages, Pending, PendingCall, PendingMessages};
 
-pub(super) struct Case {
-    pub(super) name: String,
-    pub(super) size: usize,
-    pub(super) steps: Vec<Step>,
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) size: usize,
+    /// Rank that observes.
+    pub(crate) me: usize,
+    pub(crate) steps: Vec<Step>,
 }
 
-pub(super) enum Event {
-    Observe,
-    Differ(u64, CallFingerprint, Mismatch),
-    TransportError(Error, bool),
-}
-
-pub(super) struct Step {
-    pub(super) at: Duration,
-    pub(super) is_due: bool,
-    pub(super) event: Event,
-    pub(super) facts: Facts,
+#[derive(Clone)]
+pub(crate) struct Step {
+    pub(crate) at: Duration,
+    pub(crate) is_due: bool,
+    pub(crate) event: Event,
+    pub(crate) facts: Facts,
     pending: String,
-    pub(super) verdict: String,
+    pub(crate) verdict: String,
 }
 
-/// Returns the fingerprint of the call with this name, over 5 elements.
-fn call(name: &str) -> CallFingerprint {
-    let of = |collective: Collective, root: u64| CallFingerprint {
-        call: collective as u64 | (DType::F32 as u64) << 8 | u64::from(RedOp::Sum.code()) << 16 | root << 24,
-        count: 5,
-    };
-    match name {
-        "all_reduce" => of(Collective::AllReduce, 0xffff),
-        "all_gather" => of(Collective::AllGather, 0xffff),
-        "broadcast" => of(Collective::Broadcast, 1),
-        "leaving" => fingerprint::leaving(of(Collective::AllReduce, 0xffff)),
-        _ => panic!("call {name}"),
-    }
+/// Parses the name of a call, or `NAME:CALL:COUNT`.
+fn call(text: &str) -> CallFingerprint {
+    let mut parts = text.split(':');
+    let named = named_call(parts.next().unwrap());
+    let Some(word) = parts.next() else { return named.unwrap_or_else(|| panic!("call {text}")) };
+    let call = u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
+    CallFingerprint { call, count: parts.next().unwrap().parse().unwrap() }
 }
 
+/// Parses milliseconds with up to six decimals.
 fn ms(text: &str) -> Duration {
-    Duration::from_millis(text.parse().unwrap())
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let nanoseconds: u64 = format!("{part:0<6}").parse().unwrap();
+    Duration::from_millis(whole.parse().unwrap()) + Duration::from_nanos(nanoseconds)
 }
 
 fn list(text: &str) -> Vec<usize> {
@@ -63,20 +55,58 @@ fn first(text: &str) -> (&str, &str) {
     (word, rest.trim())
 }
 
+/// Splits off a rank.
+fn rank(text: &str) -> (usize, &str) {
+    let (rank, rest) = first(text);
+    (rank.parse().unwrap(), rest)
+}
+
+/// Splits at a separator that no backslash precedes.
+fn split(text: &str, separator: char) -> Vec<&str> {
+    let (mut parts, mut begin, mut is_escaped) = (Vec::new(), 0, false);
+    for (at, character) in text.char_indices() {
+        if character == separator && !is_escaped {
+            parts.push(text[begin..at].trim());
+            begin = at + 1;
+        }
+        is_escaped = character == '\\' && !is_escaped;
+    }
+    parts.push(text[begin..].trim());
+    parts
+}
+
+/// Returns the words between semicolons.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    split(text, ';').into_iter().filter(|word| !word.is_empty())
+}
+
+/// Resolves the escapes of a free text.
+fn unescape(text: &str) -> String {
+    let (mut plain, mut is_escaped) = (String::new(), false);
+    for character in text.chars() {
+        match (is_escaped, character) {
+            (false, '\\') => is_escaped = true,
+            (true, 'n') => (plain.push('\n'), is_escaped = false).1,
+            (_, character) => (plain.push(character), is_escaped = false).1,
+        }
+    }
+    plain
+}
+
 impl Case {
-    /// Reads the cases of a file. A case begins with `== name, N ranks`; lines with `#` are comments.
-    pub(super) fn parse(file: &str) -> Vec<Self> {
-        let path = format!("{}/src/failure/tests/{file}.txt", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path).unwrap();
+    /// Parses the cases of a text. A case begins with `== name, N ranks` or `== name, N ranks, rank R`; lines with `#`
+    /// are comments.
+    pub(crate) fn parse(text: &str) -> Vec<Self> {
         let mut cases: Vec<Self> = Vec::new();
         for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
             if let Some(title) = line.strip_prefix("== ") {
+                let (title, me) = title.rsplit_once(", rank ").unwrap_or((title, "0"));
                 let (name, ranks) = title.rsplit_once(", ").unwrap();
-                let size = first(ranks).0.parse().unwrap();
-                cases.push(Self { name: name.to_owned(), size, steps: Vec::new() });
+                let (size, me) = (rank(ranks).0, me.parse().unwrap());
+                cases.push(Self { name: name.to_owned(), size, me, steps: Vec::new() });
             } else {
                 let case = cases.last_mut().unwrap();
-                let step = Step::parse(line, case);
+                let step = Step::parse(line, case.size);
                 case.steps.push(step);
             }
         }
@@ -85,85 +115,102 @@ impl Case {
 }
 
 impl Step {
-    pub(super) fn parse(line: &str, case: &Case) -> Self {
-        let (line, verdict) = line.rsplit_once(" -> ").unwrap();
-        let mut parts = line.splitn(3, '|');
-        let (at, facts, pending) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap_or(""));
-        let at = at.trim();
+    pub(super) fn parse(line: &str, size: usize) -> Self {
+        let (line, verdict) = line.split_once(" -> ").unwrap();
+        let parts = split(line, '|');
+        let at = parts[0];
         let is_due = at.starts_with("due ");
         let at = ms(at.trim_start_matches("due "));
-        let (mut known, mut event) = (Facts::default(), Event::Observe);
-        known.ranks =
-            vec![RankFacts { is_local: true, arrived: Some(true), ..RankFacts::default() }; case.size];
-        for fact in facts.split(';').map(str::trim).filter(|fact| !fact.is_empty()) {
-            if let Some(found) = add(&mut known, fact) {
+        let (mut facts, mut event) = (Facts::default(), Event::Observe);
+        facts.ranks = vec![RankFacts { is_local: true, arrived: Some(true), ..RankFacts::default() }; size];
+        for fact in words(parts[1]) {
+            if let Some(found) = add(&mut facts, fact) {
                 event = found;
             }
         }
-        Self {
-            at,
-            is_due,
-            event,
-            facts: known,
-            pending: pending.to_owned(),
-            verdict: verdict.trim().to_owned(),
-        }
+        let pending = parts.get(2).copied().unwrap_or_default().to_owned();
+        Self { at, is_due, event, facts, pending, verdict: verdict.trim().to_owned() }
     }
 
-    /// Returns the pending operations; all calls were submitted at `base`.
-    pub(super) fn pending(&self, base: Instant) -> Pending {
+    /// Returns the pending operations; calls were submitted at `base` unless they state another time.
+    pub(crate) fn pending(&self, base: Instant) -> Pending {
         let mut pending = Pending::default();
-        for word in self.pending.split(';').map(str::trim).filter(|word| !word.is_empty()) {
+        for word in words(&self.pending) {
             let (kind, rest) = first(word);
-            let messages = &mut pending.messages;
             match kind {
-                // all_reduce 4 100: operation 4 with a timeout of 100 ms.
-                "all_reduce" | "broadcast" | "leaving" | "device" => {
-                    let (seq, timeout) = first(rest);
-                    let fingerprint = call(if kind == "device" { "all_reduce" } else { kind });
-                    let call = PendingCall {
-                        collective: fingerprint::collective(fingerprint).unwrap(),
-                        seq: seq.parse().unwrap(),
-                        fingerprint,
-                        since: base,
-                        timeout: if timeout.is_empty() { Duration::MAX } else { ms(timeout) },
-                        begun: true,
-                    };
-                    if kind == "device" { pending.on_device.push(call) } else { pending.call = Some(call) }
-                }
-                "oldest" => messages.oldest = Some(rest.to_owned()),
-                "unconfirmed" => messages.unconfirmed = list(rest),
-                "deadline" => messages.deadline = Some(base + ms(rest)),
-                // expired 7 1 begun: message 7 of rank 1, whose transfer has begun.
-                "expired" => {
-                    let (number, rest) = first(rest);
-                    let (peer, begun) = first(rest);
-                    messages.expired.push(ExpiredMessage {
-                        number: number.parse().unwrap(),
-                        description: format!("recv #{number} (5 elements of float32, tag 0)"),
-                        peer: peer.parse().ok(),
-                        begun: begun == "begun",
-                        timeout: Duration::from_millis(100),
-                    });
-                }
-                "with" => {
-                    let (rank, rest) = first(rest);
-                    let mut with = PeerMessages { rank: rank.parse().unwrap(), ..PeerMessages::default() };
-                    let (kind, rest) = first(rest);
-                    with.needed = kind != "unneeded";
-                    with.awaited = kind == "awaited" || kind == "wrong_tag";
-                    with.unexpected =
-                        (kind == "unexpected" || rest.starts_with("sends")).then(|| rest.to_owned());
-                    with.wrong_tag = (kind == "wrong_tag").then(|| Error::Config(rest.to_owned()));
-                    messages.departed.push(with);
-                }
+                "device" => pending.on_device.push(pending_call(rest, base)),
                 "moving" => pending.moving = true,
                 "advanced" => pending.advanced = true,
-                _ => panic!("pending {word}"),
+                _ if !add_messages(&mut pending.messages, kind, rest, base) => {
+                    pending.call = Some(pending_call(word, base));
+                }
+                _ => {}
             }
         }
         pending
     }
+}
+
+/// Parses `CALL SEQ [TIMEOUT] [since MS] [queued]`: `all_reduce 4 100` is operation 4 with a timeout of 100 ms.
+fn pending_call(text: &str, base: Instant) -> PendingCall {
+    let mut words = text.split(' ').peekable();
+    let fingerprint = call(words.next().unwrap());
+    let mut pending = PendingCall {
+        collective: fingerprint::collective(fingerprint).unwrap(),
+        seq: words.next().unwrap().parse().unwrap(),
+        fingerprint,
+        since: base,
+        timeout: Duration::MAX,
+        begun: true,
+    };
+    while let Some(word) = words.next() {
+        match word {
+            "since" => pending.since = base + ms(words.next().unwrap()),
+            "queued" => pending.begun = false,
+            timeout => pending.timeout = ms(timeout),
+        }
+    }
+    pending
+}
+
+/// Adds a fact about messages. Returns false for a word of another kind.
+fn add_messages(messages: &mut PendingMessages, kind: &str, rest: &str, base: Instant) -> bool {
+    match kind {
+        "oldest" => messages.oldest = Some(unescape(rest)),
+        "unconfirmed" => messages.unconfirmed = list(rest),
+        "deadline" => messages.deadline = Some(base + ms(rest)),
+        // expired 7 1 begun 100 recv #7: message 7 of rank 1, with a timeout of 100 ms. Its transfer has begun.
+        "expired" => {
+            let (number, rest) = first(rest);
+            let (peer, rest) = first(rest);
+            let begun = rest.strip_prefix("begun");
+            let (timeout, description) = first(begun.unwrap_or(rest));
+            messages.expired.push(ExpiredMessage {
+                number: number.parse().unwrap(),
+                description: unescape(description),
+                peer: peer.parse().ok(),
+                begun: begun.is_some(),
+                timeout: ms(timeout),
+            });
+        }
+        "with" => {
+            let (rank, rest) = rank(rest);
+            let mut with = PeerMessages { rank, ..PeerMessages::default() };
+            with.needed = rest.contains("needed");
+            with.awaited = rest.contains("awaited");
+            messages.departed.push(with);
+        }
+        "unexpected" | "wrong_tag" => {
+            let (rank, text) = rank(rest);
+            let with = messages.departed.iter_mut().find(|with| with.rank == rank).unwrap();
+            match kind {
+                "unexpected" => with.unexpected = Some(unescape(text)),
+                _ => with.wrong_tag = Some(Error::Config(unescape(text))),
+            }
+        }
+        _ => return false,
+    }
+    true
 }
 
 /// Adds one fact, for example `1 left`. Returns an event other than an observation.
@@ -171,19 +218,19 @@ fn add(facts: &mut Facts, fact: &str) -> Option<Event> {
     let (subject, rest) = first(fact);
     match subject {
         "querying" => facts.is_querying = true,
-        // differ 4 all_reduce 1 all_gather: this rank's call 4 and the one of rank 1.
+        // differ 4 all_reduce 1 all_gather: this rank's call 4 and the one of rank 1. Two numbers of bytes may follow.
         "differ" | "mismatch" => {
             let words: Vec<&str> = rest.split(' ').collect();
             let (seq, mine) = (words[0].parse().unwrap(), call(words[1]));
-            let found = Mismatch { rank: words[2].parse().unwrap(), theirs: call(words[3]), bytes: None };
+            let bytes = words.get(4).map(|expected| (expected.parse().unwrap(), words[5].parse().unwrap()));
+            let found = Mismatch { rank: words[2].parse().unwrap(), theirs: call(words[3]), bytes };
             if subject == "differ" {
                 return Some(Event::Differ(seq, mine, found));
             }
             facts.mismatches.push(CallMismatch { seq, mine, found });
         }
         "transport_error" | "device_error" => {
-            let error = Error::System { operation: "all_reduce #4".to_owned(), reason: rest.to_owned() };
-            return Some(Event::TransportError(error, subject == "device_error"));
+            return Some(Event::TransportError(unescape(rest), subject == "device_error"));
         }
         "all" => {
             for rank in 1..facts.ranks.len() {
@@ -206,62 +253,35 @@ fn add_to(facts: &mut RankFacts, fact: &str) {
     match kind {
         "remote" => (facts.is_local, facts.arrived) = (false, None),
         "lost" => {
-            let (order, reason) = first(rest);
-            facts.liveness = Liveness::Lost { order: order.parse().unwrap(), reason: reason.to_owned() };
+            let (order, reason) = rank(rest);
+            facts.liveness = Liveness::Lost { order, reason: unescape(reason) };
         }
         "left" => facts.liveness = Liveness::Left,
-        "unreachable" => facts.liveness = Liveness::Unreachable { reason: rest.to_owned() },
+        "unreachable" => facts.liveness = Liveness::Unreachable { reason: unescape(rest) },
         "aborts" | "aborts_later" => {
-            // The header is separated by commas here.
-            let (header, text) = rest.split_once("\\n").unwrap_or((rest, ""));
-            let lines = if rest.contains("\\n") { format!("\n{text}") } else { String::new() };
-            let report = (header.replace(',', ";") + &lines.replace("\\n", "\n")).into();
-            facts.abort = Some(AbortReport { report, is_later: kind == "aborts_later" });
+            facts.abort =
+                Some(AbortReport { report: unescape(rest).into(), is_later: kind == "aborts_later" });
         }
         "missing" => (facts.missing, facts.arrived) = (true, facts.arrived.map(|_| false)),
         "arrived" => facts.arrived = Some(true),
         "late" => facts.arrived = Some(false),
         "completed" => facts.completed = true,
+        "unknown" => facts.arrived = None,
         "undelivered" => facts.undelivered = true,
         "awaited" => facts.awaited = true,
         "announced" => facts.messages_announced = true,
         "calls" => facts.fingerprint = Some(call(rest)),
-        "error" => facts.last_error = Some((Duration::from_millis(1500), rest.into())),
-        "does" => facts.activity = Some(rest.into()),
+        // error 1500 text: the last error of the process, recorded 1500 ms ago.
+        "error" => {
+            let (age, text) = first(rest);
+            facts.last_error = Some((ms(age), unescape(text).into()));
+        }
+        "does" => facts.activity = Some(unescape(rest).into()),
         "replied" => facts.answer = Some(QueryAnswer::Replied),
         "stopped" => facts.answer = Some(QueryAnswer::Stopped),
         "unresponsive" => facts.answer = Some(QueryAnswer::ProcessUnresponsive),
         "silent" => facts.answer = Some(QueryAnswer::HostSilent),
         "unacknowledged" => facts.unacknowledged = Some(rest.parse().unwrap()),
         _ => panic!("fact {fact}"),
-    }
-}
-
-/// Returns a verdict as the cases state it.
-pub(super) fn text(verdict: &Verdict, base: Instant) -> String {
-    match verdict {
-        Verdict::Wait { until: None } => "wait".to_owned(),
-        Verdict::Wait { until: Some(until) } => format!("wait {}", until.duration_since(base).as_millis()),
-        Verdict::Query { ranks } => {
-            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            format!("query {}", ranks.join(",")).trim_end().to_owned()
-        }
-        Verdict::Log(text) => format!("log {text}"),
-        Verdict::Warn { text, quiet } => format!("{} {text}", if *quiet { "warn_quietly" } else { "warn" }),
-        Verdict::EndMessages(ended) => {
-            let ended: Vec<String> =
-                ended.iter().map(|(number, error)| format!("{number}: {error}")).collect();
-            format!("end_messages {}", ended.join(" & "))
-        }
-        Verdict::EndLeaveCall { reason, report } => {
-            let report = report.as_ref().map(|report| format!(" & report {}", report.replace('\n', "\\n")));
-            format!("end_leave_call {reason}{}", report.unwrap_or_default())
-        }
-        Verdict::Fail(failure) => {
-            let report = failure.report.as_ref();
-            let report = report.map(|report| format!(" & forward {}", report.replace('\n', "\\n")));
-            let last = failure.last_error.as_ref().map(|text| format!(" & last error {text}"));
-            format!("fail {}{}{}", failure.error, report.unwrap_or_default(), last.unwrap_or_default())
-        }
     }
 }
