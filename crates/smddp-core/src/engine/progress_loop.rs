@@ -1,10 +1,10 @@
 //! The progress loop, of a waiting thread for its group, and of the progress thread for all registered groups.
 
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::engine::wait_limit::Limit;
-use crate::engine::wait_plan::{Pass, WaitPlan};
+use crate::engine::wait_plan::{Check, Pass, WaitPlan};
 use crate::error::Result;
 
 /// Longest sleep of a thread that waits in a group of one rank, which has no doorbell.
@@ -21,8 +21,8 @@ pub(crate) enum Exit {
 
 /// Groups that one loop advances: the group of a waiting thread, or all registered groups.
 pub(crate) trait Groups {
-    /// Runs one round of all steps, with failure checks if `check` is the time of one. Does not block.
-    fn pass(&mut self, check: Option<Instant>, fds: &mut Vec<(RawFd, i16)>) -> Pass;
+    /// Runs one round of all steps, with failure checks if `check` is due. Does not block.
+    fn pass(&mut self, check: Option<Check>, fds: &mut Vec<(RawFd, i16)>) -> Pass;
     /// Returns the reason to end the loop after a pass.
     fn exit(&self) -> Option<Exit>;
     /// Sleeps where no message has to end the sleep. No command ends it for a thread that waits in a group of one rank.
@@ -42,7 +42,7 @@ pub(crate) fn progress(groups: &mut impl Groups, limit: &mut Limit, wait: &mut W
             return exit;
         }
         let mut at_most = pass.max_sleep;
-        if let Some(now) = check {
+        if let Some(Check { now, .. }) = check {
             if limit.has_expired(now) || limit.check_due(now) {
                 return Exit::Interrupted;
             }

@@ -6,14 +6,14 @@
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smddp_base::fork::PerProcess;
 
 use crate::engine::progress_loop::{Exit, Groups, progress};
 use crate::engine::shared::SharedState;
 use crate::engine::wait_limit::Limit;
-use crate::engine::wait_plan::{Pass, SpinPolicy, WaitPlan};
+use crate::engine::wait_plan::{Check, Pass, SpinPolicy, WaitPlan};
 use crate::kernels::float_mode::set_default_float_mode;
 use crate::kernels::helpers;
 use crate::sync::lock;
@@ -121,7 +121,7 @@ impl Registered {
 }
 
 impl Groups for Registered {
-    fn pass(&mut self, check: Option<Instant>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
+    fn pass(&mut self, check: Option<Check>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
         let mut all = Pass::EMPTY;
         self.groups.retain(|group| {
             let Some(mut engine) = group.try_own() else {

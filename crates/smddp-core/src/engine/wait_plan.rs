@@ -101,6 +101,15 @@ impl Pass {
         Self { moved: false, rests: true, poll_interval: Duration::MAX, max_sleep: Duration::MAX };
 }
 
+/// Check for failures and deadlines in a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Check {
+    /// Time of the check.
+    pub(crate) now: Instant,
+    /// A sleep follows. The check is not needed if the pass makes progress, because then none follows.
+    pub(crate) before_sleep: bool,
+}
+
 /// Next action of a loop after a pass without progress.
 #[derive(Debug, PartialEq)]
 enum Step {
@@ -154,22 +163,22 @@ impl<'a, C: Clock> WaitPlan<'a, C> {
         }
     }
 
-    /// Returns the time if the next pass must check for failures and deadlines: the last one before a sleep, and one
-    /// every 50 ms of continuous progress. Called once per pass.
+    /// Returns the check that the next pass must contain: the last pass before a sleep has one, and one pass every
+    /// 50 ms of continuous progress. Called once per pass.
     #[inline]
-    pub(crate) fn check_due(&mut self) -> Option<Instant> {
+    pub(crate) fn check_due(&mut self) -> Option<Check> {
         if self.announced.is_some() {
-            return Some(self.clock.now());
+            return Some(Check { now: self.clock.now(), before_sleep: true });
         }
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(UNCHECKED_PASSES) { self.overdue_check() } else { None }
     }
 
     #[cold]
-    fn overdue_check(&mut self) -> Option<Instant> {
+    fn overdue_check(&mut self) -> Option<Check> {
         let now = self.clock.now();
         let is_overdue = now.duration_since(*self.last_check.get_or_insert(now)) >= CHECK_INTERVAL;
-        is_overdue.then(|| *self.last_check.insert(now))
+        is_overdue.then(|| Check { now: *self.last_check.insert(now), before_sleep: false })
     }
 
     /// Restarts the plan after progress.

@@ -17,7 +17,7 @@ use crate::engine::owned_engine::OwnedEngine;
 use crate::engine::progress_loop::{Exit, Groups, progress};
 use crate::engine::shared::SharedState;
 use crate::engine::wait_limit::Limit;
-use crate::engine::wait_plan::{MAX_SLEEP, Pass, UNSIGNALED_SLEEP, WaitPlan};
+use crate::engine::wait_plan::{Check, MAX_SLEEP, Pass, UNSIGNALED_SLEEP, WaitPlan};
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::sync::completion::Completion;
@@ -62,7 +62,7 @@ struct Waiting<'a, 'e> {
 
 impl Groups for Waiting<'_, '_> {
     #[inline]
-    fn pass(&mut self, check: Option<Instant>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
+    fn pass(&mut self, check: Option<Check>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
         self.engine.pass(check, fds)
     }
 
@@ -129,7 +129,7 @@ impl OwnedEngine<'_> {
     /// deadlines, notifies the other ranks, and adds the descriptors that end a sleep to `fds`. Does not block. An
     /// error or a panic ends the group.
     #[inline]
-    pub(crate) fn pass(&mut self, check: Option<Instant>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
+    pub(crate) fn pass(&mut self, check: Option<Check>, fds: &mut Vec<(RawFd, i16)>) -> Pass {
         let mut pass = Pass { rests: false, ..Pass::EMPTY };
         let round = self.guard(|engine| {
             engine.take_commands();
@@ -138,7 +138,10 @@ impl OwnedEngine<'_> {
                 false => Ok(engine.poll_failed(Instant::now())),
             };
             pass.moved = engine.fail_on_error(outcome);
-            let Some(now) = check else { return };
+            let Some(Check { now, before_sleep }) = check else { return };
+            if before_sleep && pass.moved {
+                return;
+            }
             if engine.is_running() {
                 let outcome = engine.check(now);
                 pass.moved |= engine.fail_on_error(outcome);
