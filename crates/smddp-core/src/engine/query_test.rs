@@ -77,6 +77,12 @@ fn close_after_the_completion_ends_the_check() {
         engine.complete_first(0);
         engine.close(&Error::Closed { group: "test".to_owned(), reason: DESTROYED.to_owned() }, now);
         assert!(engine.has_failed());
+        // The close sends the last frames, in phases of the engine.
+        let begun = Instant::now();
+        while engine.max_sleep(now) < Duration::MAX {
+            assert!(begun.elapsed() < TIMEOUT, "the close does not end");
+            engine.poll_failed(Instant::now());
+        }
         drop(engine);
         assert_idle(comm, now + TIMEOUT);
     });
