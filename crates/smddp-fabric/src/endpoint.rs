@@ -168,10 +168,11 @@ pub(crate) enum ProtocolError {
 const MAX_REJECTIONS: u32 = 8;
 
 impl FabricEndpoint {
-    /// `peers`: number of peers of the largest expected group. `budget`: target size of all receive buffers, in bytes.
+    /// Creates an endpoint over `rails`, without peers or groups. `peers`: number of peers of the largest expected group. `budget`:
+    /// target size of all receive buffers, in bytes.
     ///
     /// # Errors
-    /// `rails` is empty, a device rejects the registration of the receive buffers, or its limits are too small for a message.
+    /// `rails` is empty.
     pub fn new<R: Rail + 'static>(
         name: String,
         rails: Vec<R>,

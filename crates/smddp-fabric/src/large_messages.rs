@@ -358,7 +358,8 @@ mod tests {
     /// Device that cannot register memory because its limit is reached.
     struct Exhausted;
 
-    impl Rail for Exhausted {
+    // SAFETY: it accepts no operation and accesses no memory.
+    unsafe impl Rail for Exhausted {
         fn limits(&self) -> RailLimits {
             let (operations, receives, completions) = (64, 64, 256);
             let (message, one_sided) = (8192, 1 << 20);

@@ -35,7 +35,7 @@ pub struct SharedMemory {
 }
 
 // SAFETY: the mapping lives until `drop` and belongs to no thread. Access uses atomics, or raw pointers whose users
-// order their accesses (shm/channels, shm/messages.rs).
+// order their accesses (`channels` and `messages` in `smddp-shm`).
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for SharedMemory {}

@@ -114,8 +114,9 @@ impl PeerMemory {
 
     /// Returns true if the shared memory contains these bytes.
     pub fn within(&self, at: *const u8, bytes: usize) -> bool {
-        let start = self.endpoint.memory.at(0, 0) as usize;
-        (at as usize).checked_sub(start).is_some_and(|offset| self.endpoint.memory.contains(offset, bytes))
+        // Messages with an odd slot size start at any offset.
+        let (start, len) = (self.endpoint.memory.at(0, 0) as usize, self.endpoint.memory.len());
+        (at as usize).checked_sub(start).is_some_and(|offset| offset <= len && bytes <= len - offset)
     }
 }
 

@@ -77,7 +77,11 @@ impl Prepared {
     /// list is the rank's number in [`LocalChannels`]. Ranks of other processes need the token first ([`Self::trust`]).
     ///
     /// # Errors
-    /// A rank runs on another host or as another user, its process has ended, or its address has an invalid control block.
+    /// - A rank runs on another host, in another network namespace, as another user, or with another version.
+    /// - The process of a rank has ended or closed its endpoint.
+    /// - The address of a rank has a control block outside of its memory.
+    /// - This rank has not received the group's token ([`Self::trust`]), and a rank is in another process.
+    /// - This process has no address space or no descriptor for the memory of a rank.
     pub fn connect(self, addresses: Vec<RankAddress>) -> Result<LocalChannels, Unreachable> {
         let me = addresses.iter().position(|address| address.rank == self.address.rank).unwrap_or(0);
         let Some(GroupHome { endpoint, token, .. }) = &self.home else {

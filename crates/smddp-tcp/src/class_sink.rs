@@ -38,7 +38,8 @@ impl<'a> ClassSink<'a> {
     }
 }
 
-impl Sink for ClassSink<'_> {
+// SAFETY: all target addresses are those of `sink`, which also receives each frame that has one.
+unsafe impl Sink for ClassSink<'_> {
     fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.reject(),

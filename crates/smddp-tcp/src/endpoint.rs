@@ -163,8 +163,7 @@ pub struct GroupListener {
     pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) pending: Arc<PendingConnections>,
     token: SharedToken,
-    /// Address for the ranks of other nodes.
-    pub address: TcpAddress,
+    address: TcpAddress,
 }
 
 /// Token that connections to a group's listener must have. Until it is set, the listener accepts none.
@@ -174,6 +173,11 @@ impl GroupListener {
     /// Sets the group's token.
     pub fn trust(&self, token: &Arc<Token>) {
         *lock(&self.token) = Some(token.clone());
+    }
+
+    /// Returns the address for the ranks of other nodes.
+    pub fn address(&self) -> &TcpAddress {
+        &self.address
     }
 
     pub(super) fn token(&self) -> Option<Arc<Token>> {

@@ -182,7 +182,8 @@ mod tests {
     /// Sink with one target for all payloads, and the number of received frames.
     struct OneTarget(*mut u8, u32);
 
-    impl Sink for OneTarget {
+    // SAFETY: the memory has room for each payload, and the test accesses it after the last poll only.
+    unsafe impl Sink for OneTarget {
         fn target(&mut self, _: usize, _: &Frame) -> Target {
             Target::At(self.0)
         }

@@ -10,7 +10,7 @@ use smddp_net::handshake::{ACCEPTED, GREETING_BYTES, Listener};
 use crate::address::{Credential, TcpAddress};
 use crate::straggler_query::StragglerQuery;
 
-/// Returns what rank `rank` of a test group needs to connect.
+/// Returns the credential of rank `rank` of a test group.
 pub fn credential(rank: usize) -> Credential {
     Credential { rank, token: known_token(), encrypts: false }
 }

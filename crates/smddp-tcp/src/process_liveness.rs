@@ -399,7 +399,7 @@ mod tests {
     fn closed_group_is_reported_exactly_after_the_close_grace() {
         let (theirs, now) = (endpoint().group_listener(1, 2), Instant::now());
         theirs.trust(&known_token());
-        let mut liveness = liveness_of(vec![theirs.address.clone()]);
+        let mut liveness = liveness_of(vec![theirs.address().clone()]);
         wait(&mut liveness, 1, now, |w| w.reachable);
         drop(theirs);
         wait(&mut liveness, 1, now, |w| is_lost(w, 1));

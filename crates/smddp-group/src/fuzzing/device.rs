@@ -49,7 +49,9 @@ impl Device {
     }
 }
 
-impl Rail for Device {
+// SAFETY: the target accesses the memory of queued operations only. It removes an operation from its queue when it reports it, and
+// accesses none after the endpoint is dropped.
+unsafe impl Rail for Device {
     fn limits(&self) -> RailLimits {
         RailLimits {
             message: 8400,

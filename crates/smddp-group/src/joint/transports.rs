@@ -49,7 +49,7 @@ impl LocalTransports {
             )
             .map(|tcp| {
                 let loopback = tcp.interface.loopback;
-                (transports.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
+                (transports.group_listener.insert(tcp.group_listener(rank, size)).address().clone(), loopback)
             });
         }
         if inter_node == InterNode::Fabric || inter_node == InterNode::Auto && may_have_efa() {

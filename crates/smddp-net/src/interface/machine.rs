@@ -10,7 +10,7 @@ use super::{Address, Interface};
 /// Returns all interfaces of this process's network namespace, sorted by index.
 ///
 /// # Errors
-/// Those of the kernel.
+/// `getifaddrs` fails.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut by_name: BTreeMap<String, Interface> = BTreeMap::new();
     for entry in entries()? {

@@ -28,7 +28,8 @@ struct Late {
     buffer: [u8; 8],
 }
 
-impl Sink for Late {
+// SAFETY: the only payload has 8 bytes. The sink does not move, and the test reads `buffer` after the frame is received.
+unsafe impl Sink for Late {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
         self.queried += 1;
         if self.open { Target::At(self.buffer.as_mut_ptr()) } else { Target::Later }
