@@ -7,6 +7,7 @@
 //! A peer starts with a few credits, in a large job with one. A process *opens the window* of a peer when it first sends to the
 //! peer or receives from it: the message carries the remaining credits. The number of posted buffers thus follows the peers in
 //! use.
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::time::Instant;

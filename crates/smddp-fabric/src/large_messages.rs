@@ -4,6 +4,7 @@
 //! support native writes, it *grants* the target instead. The sender then writes, each write with the grant's number as
 //! immediate data, and the receiver counts the writes. Writes arrive in any order, so no single write proves that the others
 //! have arrived.
+
 use smddp_net::frame::Frame;
 use smddp_net::wire::Ticket;
 

@@ -1,6 +1,7 @@
 //! Interface of a fabric device, limited to the capabilities of EFA, the least capable provider.
 //!
 //! A device has messages of limited size without ordering, one-sided reads and writes of registered memory, and bounded queues.
+
 use std::os::fd::RawFd;
 
 /// Caller's id of an operation; returned once, with its completion.

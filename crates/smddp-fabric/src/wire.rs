@@ -1,4 +1,5 @@
 //! Wire of one group over the process's shared endpoint.
+
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -6,6 +6,7 @@
 //! are sent from the sender's buffer. Requested messages are then received in place, in the receiver's buffer.
 
 mod transport;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use smddp_base::{Envelope, MessageId};

@@ -1,4 +1,5 @@
 //! Secret of a group's ranks, and the codes and keys that are derived from it.
+
 use std::io;
 
 use hmac::{Hmac, KeyInit, Mac};

@@ -1,4 +1,5 @@
 //! Interface of a wire: sends the frames of one communicator from this rank to ranks of other nodes.
+
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
 //! Allocator of control blocks in a process's shared memory.
 //!
 //! Slower peers may still read a released block. It is reused only after its [`ReleaseCondition`] is met.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

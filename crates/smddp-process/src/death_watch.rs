@@ -6,6 +6,7 @@
 //!
 //! A marked process runs no code any more. Its devices may continue until the process has ended, so memory that they
 //! may access is not reused before `PeerProcess::ended` is set.
+
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,5 @@
 //! Endpoint of this process: shared memory, address, doorbell, exports and known peers.
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,5 @@
 //! Shared memory: a sealed memfd with typed, bounds-checked access.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};

@@ -4,6 +4,7 @@
 //! which the region's [`ReleaseCondition`] reports. Every started operation can get its minimum memory, if necessary
 //! from the reserve beyond the cap. Therefore groups that are used in different orders on different ranks never wait
 //! for each other's memory.
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;

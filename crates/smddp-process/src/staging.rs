@@ -1,4 +1,5 @@
 //! Staging memory of a group for data from and to other nodes.
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;

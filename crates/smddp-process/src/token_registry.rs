@@ -1,4 +1,5 @@
 //! Tokens of the live groups of this process.
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 

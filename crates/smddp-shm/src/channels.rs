@@ -9,6 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Pid;
+use smddp_base::fork;
+use smddp_base::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
+use smddp_process::layout::*;
+use smddp_process::order::OperationHeader;
+pub(crate) use smddp_process::{Endpoint, ProcessAddress, Region, Sleeper};
 
 use self::recv::LocalRecv;
 use self::send::LocalSend;
@@ -18,11 +23,6 @@ use super::local_ranks::{AllFinished, GroupHome, LocalRanks};
 use super::messages::LocalMessages;
 use super::recv_targets::RecvTargets;
 use super::shared_page::SharedPage;
-use smddp_base::fork;
-use smddp_base::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
-use smddp_process::layout::*;
-use smddp_process::order::OperationHeader;
-pub(crate) use smddp_process::{Endpoint, ProcessAddress, Region, Sleeper};
 
 /// An operation that ended here without reading the header of `rank`. Its fingerprint is compared when the next operation begins:
 /// the later of two ranks always finds the header of the earlier one.

@@ -1,4 +1,5 @@
 //! Fuzz target support: two ranks of this process, and the shared memory that the second one may write.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

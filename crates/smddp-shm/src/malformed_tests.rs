@@ -1,4 +1,5 @@
 //! Tests of malformed values in another process's shared memory: they must be reported and must not cause a panic.
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use slab::Slab;
-
-use super::local_ranks::{GroupHome, LocalRanks};
 use smddp_base::{Envelope, Fault, MessageId, MessageTransport};
 use smddp_process::layout::*;
 use smddp_process::memory::SharedMemory;
 pub(crate) use smddp_process::pool::{Region, ReleaseCondition};
+
+use super::local_ranks::{GroupHome, LocalRanks};
 
 /// Largest message, in bytes, that is written completely before it is announced.
 const EAGER_LIMIT: usize = 64 << 10;

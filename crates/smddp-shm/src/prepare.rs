@@ -4,14 +4,15 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::channels::LocalChannels;
-use super::local_ranks::{GroupHome, LocalRank, LocalRanks};
-use super::rank_address::RankAddress;
 use smddp_base::random::bytes as random;
 use smddp_net::token::Token;
 use smddp_process::layout::*;
 use smddp_process::peer::PeerProcess;
 pub(crate) use smddp_process::{Endpoint, ProcessAddress};
+
+use super::channels::LocalChannels;
+use super::local_ranks::{GroupHome, LocalRank, LocalRanks};
+use super::rank_address::RankAddress;
 
 /// Local half of a group before the exchange of addresses.
 pub struct Prepared {

@@ -1,4 +1,5 @@
 //! Sink of one connection: handles the frames about the connection itself, and forwards all other frames.
+
 use smddp_net::frame::{Frame, Kind};
 use smddp_net::wire::{Sink, Target, Ticket};
 

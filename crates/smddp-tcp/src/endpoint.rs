@@ -8,10 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::address::TcpAddress;
-use super::dial::advice;
-use super::seal::Seal;
-use super::straggler_query;
 use smddp_base::CloseOnFork;
 use smddp_base::fork::{self, PerProcess};
 use smddp_base::lock;
@@ -25,6 +21,11 @@ use smddp_net::token::Token;
 pub use smddp_process::incoming::{IncomingHost, Stage};
 pub use smddp_process::status::{StatusQuery, respond};
 use smddp_process::{Doorbell, Endpoint};
+
+use super::address::TcpAddress;
+use super::dial::advice;
+use super::seal::Seal;
+use super::straggler_query;
 
 /// Rejected connection, and the reason.
 type Rejected = (CloseOnFork<TcpStream>, &'static str);

@@ -1,4 +1,5 @@
 //! Receiving side of a connection: decodes frames of a byte stream, and reads payloads directly into their targets.
+
 use std::io::{self, IoSliceMut, Read};
 
 use smddp_net::frame::{Frame, HEADER, Kind};
@@ -176,8 +177,9 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use smddp_net::wire::Ticket;
+
+    use super::*;
 
     /// Sink with one target for all payloads, and the number of received frames.
     struct OneTarget(*mut u8, u32);

@@ -1,4 +1,5 @@
 //! Fuzz target for straggler queries.
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;

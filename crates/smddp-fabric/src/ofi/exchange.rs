@@ -1,4 +1,5 @@
 //! Exchange of random frames between the endpoints of a simulated fabric, for tests.
+
 use std::collections::{HashMap, VecDeque};
 
 use fake_libfabric::SimulatedFabric;

@@ -1,4 +1,5 @@
 //! Tests of several groups and of many peers: silent peers and lost peers.
+
 use std::time::{Duration, Instant};
 
 use fake_libfabric::{Rule, knob};

@@ -1,4 +1,5 @@
 //! One device through libfabric: fabric, domain, address vector, completion queue and endpoint, opened together.
+
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 

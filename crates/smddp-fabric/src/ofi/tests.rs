@@ -1,4 +1,5 @@
 //! Tests of two endpoints in this process over the installed libfabric; skipped without one.
+
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! State of a rank's channels and messages, and validation of the frames that a wire receives for them.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;

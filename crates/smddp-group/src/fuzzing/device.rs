@@ -1,4 +1,5 @@
 //! Fabric device whose peers send arbitrary messages.
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};

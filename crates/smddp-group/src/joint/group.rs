@@ -1,4 +1,5 @@
 //! One rank's part of a group: shared memory with the ranks of its node, and a wire to the ranks of other nodes.
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 

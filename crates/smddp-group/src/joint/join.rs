@@ -1,4 +1,5 @@
 //! Creation of a group: the transports that this rank offers, and their selection from the offers of all ranks.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;

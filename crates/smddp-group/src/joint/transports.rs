@@ -1,4 +1,5 @@
 //! Transports of a rank to other nodes, and the selection of the transport that a group uses.
+
 use std::sync::Arc;
 
 use smddp_fabric::process_endpoint::{discovery_log, separate, shared};

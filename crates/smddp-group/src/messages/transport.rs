@@ -1,4 +1,5 @@
 //! Steps of a message at its sender and its receiver.
+
 use smddp_base::{Envelope, MessageId, MessageTransport};
 use smddp_net::frame::{Frame, Kind};
 use smddp_net::wire::Payload;

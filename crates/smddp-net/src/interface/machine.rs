@@ -1,4 +1,5 @@
 //! Interfaces of this machine, read with `getifaddrs` and sysfs.
+
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;

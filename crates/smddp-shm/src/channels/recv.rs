@@ -1,4 +1,5 @@
 //! Receive channels of a rank: location and consumption of messages in their writers' memory.
+
 use smddp_base::{CallFingerprint, Fault, Mismatch};
 use smddp_process::layout::*;
 use smddp_process::single_copy;

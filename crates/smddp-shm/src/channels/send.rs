@@ -1,4 +1,5 @@
 //! Send channels of a rank: location of an operation's messages and their publication.
+
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
 //! Tests of one connection over the loopback interface.
+
 use std::net::TcpListener;
 
 use smddp_net::frame::Kind;

@@ -1,4 +1,5 @@
 //! A frame for which the sink has no target yet.
+
 use std::io::Write;
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Peers that do not read, and hosts that do not respond.
+
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
