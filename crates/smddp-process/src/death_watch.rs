@@ -61,7 +61,7 @@ struct Shared {
 }
 
 /// Handle of the thread that holds this process's futex and watches those of the peers.
-pub struct DeathWatch {
+pub(crate) struct DeathWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     forks: u32,
@@ -92,7 +92,7 @@ impl DeathWatch {
 
     /// Restarts the wait with the added peers. One call suffices for several peers; each call passes all futexes to
     /// the kernel again.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         self.shared.generation.advance();
     }
 }
