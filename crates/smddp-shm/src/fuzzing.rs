@@ -133,3 +133,20 @@ impl Drop for PeerMemory {
         self.endpoint.pool.disown(memory, self.nonce ^ 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unaligned_bytes_are_within_the_shared_memory_up_to_its_end() {
+        let (_first, peer) = pair(None).unwrap();
+        let (start, len) = (peer.endpoint.memory.at(0, 0).cast_const(), peer.endpoint.memory.len());
+        for (offset, bytes, within) in
+            [(33, 33, true), (len - 1, 1, true), (len, 0, true), (len - 1, 2, false), (len + 1, 0, false)]
+        {
+            assert_eq!(peer.within(start.wrapping_add(offset), bytes), within, "{bytes} bytes at {offset}");
+        }
+        assert!(!peer.within(start.wrapping_sub(1), 1));
+    }
+}
