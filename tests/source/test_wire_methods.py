@@ -9,7 +9,7 @@ WIRE = Path(__file__).resolve().parents[2] / "crates/smddp-net/src/wire.rs"
 
 
 def methods(text: str, trait: str) -> list[str]:
-    body = re.search(rf"^pub trait {trait}\b.*?^\}}", text, re.MULTILINE | re.DOTALL)
+    body = re.search(rf"^pub (?:unsafe )?trait {trait}\b.*?^\}}", text, re.MULTILINE | re.DOTALL)
     assert body, f"no trait {trait}"
     return re.findall(r"^    (?:unsafe )?fn (\w+)", body[0], re.MULTILINE)
 

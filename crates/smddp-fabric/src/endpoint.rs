@@ -7,6 +7,7 @@
 //! A peer starts with a few credits, in a large job with one. A process *opens the window* of a peer when it first sends to the
 //! peer or receives from it: the message carries the remaining credits. The number of posted buffers thus follows the peers in
 //! use.
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -168,10 +169,11 @@ pub(crate) enum ProtocolError {
 const MAX_REJECTIONS: u32 = 8;
 
 impl FabricEndpoint {
-    /// `peers`: number of peers of the largest expected group. `budget`: target size of all receive buffers, in bytes.
+    /// Creates an endpoint over `rails`, without peers or groups. `peers`: number of peers of the largest expected group. `budget`:
+    /// target size of all receive buffers, in bytes.
     ///
     /// # Errors
-    /// `rails` is empty, a device rejects the registration of the receive buffers, or its limits are too small for a message.
+    /// `rails` is empty.
     pub fn new<R: Rail + 'static>(
         name: String,
         rails: Vec<R>,

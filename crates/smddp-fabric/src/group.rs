@@ -1,4 +1,5 @@
 //! State of one group at an endpoint.
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 

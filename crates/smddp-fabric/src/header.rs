@@ -5,9 +5,9 @@ pub const MESSAGE_HEADER: usize = 32;
 
 const MAGIC: u16 = 0x5df1;
 
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-/// Kind of a message.
 pub enum HeaderKind {
     /// Frame with the first part of its payload.
     First = 1,
@@ -21,7 +21,7 @@ pub enum HeaderKind {
     Grant = 5,
     /// Credits only.
     Credit = 6,
-    /// Reachability probe, and its answer.
+    /// Reachability probe.
     Ping = 7,
     /// Answer to a reachability probe.
     Pong = 8,

@@ -1,4 +1,5 @@
 //! Receive path: completions, and delivery of frames in order.
+
 use std::collections::VecDeque;
 
 use smddp_base::warning::warn;

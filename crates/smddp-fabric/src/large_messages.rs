@@ -4,6 +4,7 @@
 //! support native writes, it *grants* the target instead. The sender then writes, each write with the grant's number as
 //! immediate data, and the receiver counts the writes. Writes arrive in any order, so no single write proves that the others
 //! have arrived.
+
 use smddp_net::frame::Frame;
 use smddp_net::wire::Ticket;
 
@@ -358,7 +359,8 @@ mod tests {
     /// Device that cannot register memory because its limit is reached.
     struct Exhausted;
 
-    impl Rail for Exhausted {
+    // SAFETY: it accepts no operation and accesses no memory.
+    unsafe impl Rail for Exhausted {
         fn limits(&self) -> RailLimits {
             let (operations, receives, completions) = (64, 64, 256);
             let (message, one_sided) = (8192, 1 << 20);

@@ -1,4 +1,5 @@
 //! Detection of lost peers: pings, failed operations, and their consequences.
+
 use std::time::{Duration, Instant};
 
 use smddp_net::wire::PeerState;

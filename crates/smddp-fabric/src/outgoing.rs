@@ -1,4 +1,5 @@
 //! Send path: frames split into messages, sent within the peer's credits.
+
 use smddp_net::frame::{Frame, HEADER};
 use smddp_net::wire::{INLINE_PAYLOAD, Payload};
 

@@ -1,4 +1,5 @@
 //! Reordering of messages from one rank to another.
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
@@ -188,8 +189,9 @@ pub(crate) fn split(body: &[u8]) -> Option<(Frame, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use smddp_net::frame::Kind;
+
+    use super::*;
 
     fn body(index: u64, payload: &[u8], bytes: usize) -> Vec<u8> {
         let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };

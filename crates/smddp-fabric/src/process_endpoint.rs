@@ -1,4 +1,5 @@
 //! Fabric endpoint of this process, shared by its groups.
+
 use std::sync::{Arc, Mutex, Weak};
 
 use smddp_base::fork::PerProcess;

@@ -1,4 +1,5 @@
 //! Selection of the libfabric library, provider and devices, with the reason for each decision.
+
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,5 @@
 //! Sizes of a rail's queues: receive buffers, operations and completions, chosen so that no queue overruns.
+
 use smddp_net::frame::HEADER;
 use smddp_net::wire::INLINE_PAYLOAD;
 

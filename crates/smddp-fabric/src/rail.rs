@@ -1,6 +1,7 @@
 //! Interface of a fabric device, limited to the capabilities of EFA, the least capable provider.
 //!
 //! A device has messages of limited size without ordering, one-sided reads and writes of registered memory, and bounded queues.
+
 use std::os::fd::RawFd;
 
 /// Caller's id of an operation; returned once, with its completion.
@@ -96,7 +97,16 @@ impl RailLimits {
 }
 
 /// Endpoint of one device, with its completion queue and its address vector.
-pub trait Rail: Send {
+///
+/// # Safety
+/// An endpoint reuses the local memory of an operation after its completion, and frees registered memory after the rail is
+/// dropped. Therefore:
+/// - A rail reports a [`Context`] that it has accepted at most once, in [`Completion::Done`], [`Completion::Received`],
+///   [`Completion::BufferConsumed`] or [`Completion::Failed`]. The device does not access the operation's local memory afterwards.
+/// - [`Completion::Received`] has the number of bytes that the device has written to the receive buffer.
+/// - An operation accesses only its local memory, and only as its kind requires. Peers access only registered memory.
+/// - After an operation that was not [`Posted::Accepted`], and after `drop`, the device accesses no memory of this process.
+pub unsafe trait Rail: Send {
     /// Returns the capabilities of the device.
     fn limits(&self) -> RailLimits;
     /// Address that peers insert to reach this rail.
@@ -115,6 +125,8 @@ pub trait Rail: Send {
     /// The device rejects the address.
     fn insert(&mut self, address: &[u8]) -> Result<u64, String>;
 
+    /// Posts a receive buffer.
+    ///
     /// # Errors
     /// For this and the following methods: the device is broken. A full queue is [`Posted::QueueFull`] instead.
     ///
@@ -122,6 +134,8 @@ pub trait Rail: Send {
     /// For this and the following methods: `local` is registered memory of this process that does not move. Until the operation's
     /// completion, nothing else reads it (receive, read) or writes it (send, write).
     unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String>;
+    /// Sends a message.
+    ///
     /// # Errors
     /// See [`Rail::receive`].
     ///

@@ -1,4 +1,5 @@
 //! Posting of receive buffers, up to the target number.
+
 use super::endpoint::{FabricEndpoint, Operation};
 use super::queues::{Queues, required_buffers};
 use super::rail::Posted;

@@ -2,6 +2,7 @@
 //!
 //! A device pins registered memory. The staging memory grows on use up to its limit and has reserved space behind it, so most of it
 //! never needs to be pinned.
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Registered message buffers of equal size.
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
 use rustix::param::page_size;

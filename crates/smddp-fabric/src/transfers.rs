@@ -1,4 +1,5 @@
 //! State of large payload transfers.
+
 use smddp_net::wire::Ticket;
 
 use super::rail::RemoteMemory;

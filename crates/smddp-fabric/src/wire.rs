@@ -1,4 +1,5 @@
 //! Wire of one group over the process's shared endpoint.
+
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -29,7 +30,8 @@ impl FabricWire {
     /// processes that use this wire.
     ///
     /// # Errors
-    /// The endpoint has failed, or it cannot register the memory that the group needs.
+    /// The receive queue of a device has no room for the receive buffers of `expected` more peers. A later failure of the endpoint is
+    /// reported by [`Wire::peers`].
     pub fn prepare(
         endpoint: &SharedEndpoint,
         me: usize,
@@ -51,10 +53,13 @@ impl FabricWire {
         Ok((wire, address))
     }
 
-    /// `addresses`: by rank; `None` for this rank and for ranks that do not use this wire.
+    /// Connects the group to its other ranks. `addresses`: by rank; `None` for this rank and for ranks that do not use this wire.
     ///
     /// # Errors
-    /// The device rejects an address.
+    /// - A rank uses another provider, or has no rail.
+    /// - The message size of a rank is below the minimum.
+    /// - A device rejects an address.
+    /// - The receive queue of a device has no room for the receive buffers of the peers.
     pub fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         lock(&self.endpoint).connect(self.group, addresses)
     }

@@ -10,10 +10,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::carrier::Carrier;
-use self::state::{ChannelState, PeerRecord};
-use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
-use super::messages::{QueuedMessage, RemoteMessages};
 use smddp_base::fork;
 use smddp_base::{CallFingerprint, Mismatch};
 use smddp_net::frame::{ALL_CLASSES, Frame, Kind};
@@ -21,6 +17,11 @@ use smddp_net::wire::{Payload, Ticket, Wire};
 use smddp_process::{Endpoint, StagingMemory};
 use smddp_tcp::straggler_query::StragglerQuery;
 use smddp_tcp::{ProcessLiveness, Sideband};
+
+pub use self::carrier::Carrier;
+use self::state::{ChannelState, PeerRecord};
+use super::layout::{ChannelProgress, RecvTarget, RemoteLayout};
+use super::messages::{QueuedMessage, RemoteMessages};
 
 mod carrier;
 mod close;

@@ -1,4 +1,5 @@
 //! Facts about the other ranks of a group, as plain data. The transports fill them; the failure monitor evaluates them.
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! Layout of an operation's inter-node channels: computed once for a bound call, used by each of its operations.
+
 use std::collections::HashMap;
 
 use smddp_base::{Mismatch, RecvChannel, SendChannel};

@@ -6,6 +6,7 @@
 //! are sent from the sender's buffer. Requested messages are then received in place, in the receiver's buffer.
 
 mod transport;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use smddp_base::{Envelope, MessageId};
@@ -260,7 +261,7 @@ impl RemoteMessages {
             }
         }
         // A longer message has its region before it is requested from the sender.
-        let base = self.staging.address(incoming.region?);
+        let base = self.staging.address(incoming.region.as_ref()?);
         let slot = if incoming.eager { 0 } else { (frame.index % MAX_IN_FLIGHT) as usize * FRAGMENT };
         incoming.placed += 1;
         Some(Target::At(base.wrapping_add(slot)))
@@ -304,8 +305,9 @@ impl Drop for RemoteMessages {
 impl RemoteMessages {
     /// Returns true if these bytes are inside memory of a message.
     pub(super) fn owns(&self, at: *const u8, bytes: usize) -> bool {
-        let regions = self.outgoing.values().filter_map(|out| out.region);
-        let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));
+        let regions = self.outgoing.values().filter_map(|out| out.region.as_ref());
+        let mut regions =
+            regions.chain(self.incoming.values().filter_map(|incoming| incoming.region.as_ref()));
         let targets = self.incoming.values().filter_map(|incoming| match incoming.recv_target {
             Some(RecvTarget::At(base)) => Some((base.cast_const(), incoming.bytes)),
             _ => None,

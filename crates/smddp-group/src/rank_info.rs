@@ -1,4 +1,5 @@
 //! Rank information: the record that each rank publishes to the other ranks of its group when the group is created.
+
 use serde::{Deserialize, Serialize};
 use smddp_fabric as fabric;
 use smddp_net::handshake::PROTOCOL;
@@ -96,8 +97,9 @@ impl RankInfo {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use smddp_shm::Prepared;
+
+    use super::*;
 
     #[test]
     fn malformed_rank_info_is_rejected() {

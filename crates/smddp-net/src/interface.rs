@@ -6,6 +6,7 @@
 #[allow(unsafe_code)]
 pub mod machine;
 mod pattern;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

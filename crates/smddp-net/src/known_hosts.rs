@@ -1,5 +1,6 @@
 //! Hosts with which this process has had a connection. If such a host stops responding, it is lost. A host without an
 //! earlier connection may be unreachable, for example in a network that does not carry TCP.
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Mutex;

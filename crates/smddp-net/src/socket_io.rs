@@ -1,6 +1,7 @@
 //! Bytes of handshakes, and socket writes with `MSG_NOSIGNAL`. In a process with the default action for SIGPIPE, a
 //! write to a socket that the peer has closed would end the process. In the standard library only `TcpStream::write`
 //! sets the flag, and no vectored write does.
+
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsFd;
 

@@ -1,4 +1,5 @@
 //! Secret of a group's ranks, and the codes and keys that are derived from it.
+
 use std::io;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -22,7 +23,7 @@ impl std::fmt::Debug for Token {
 /// Returns cryptographically secure random bytes. Unlike a random id, a secret has no fallback if the generator fails.
 ///
 /// # Errors
-/// The kernel returns too few bytes.
+/// `getrandom` fails, or returns too few bytes.
 pub fn random_secret() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
@@ -37,7 +38,7 @@ impl Token {
     /// Returns a new token.
     ///
     /// # Errors
-    /// The kernel returns no random bytes.
+    /// See [`random_secret`].
     pub fn random() -> io::Result<Self> {
         random_secret().map(Self)
     }
@@ -119,8 +120,8 @@ impl Key {
 /// Keys of one connection, one per direction. Both ends' nonces are part of the derivation.
 #[derive(Clone)]
 pub struct Keys {
-    /// Key of what the initiator sends.
+    /// Key for data from the initiator.
     pub initiator: Key,
-    /// Key of what the responder sends.
+    /// Key for data from the responder.
     pub responder: Key,
 }

@@ -1,4 +1,5 @@
 //! Interface of a wire: sends the frames of one communicator from this rank to ranks of other nodes.
+
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,16 @@ pub enum Target {
 }
 
 /// Owner of a wire: receives its frames and completions.
-pub trait Sink {
+///
+/// # Safety
+/// A wire writes the payload to the address that [`Sink::target`] returns as [`Target::At`]. That address has room for
+/// `frame.bytes` bytes of writable memory. The memory remains valid, and only the wire accesses it, until one of these
+/// events:
+/// - the wire delivers the frame with [`Sink::received`];
+/// - [`Wire::release_user_buffers`] or [`Wire::relocate`] returns, for memory outside the staging memory. After
+///   `relocate` the same rules apply to the new address;
+/// - the wire is dropped.
+pub unsafe trait Sink {
     /// Returns the target of the frame's payload.
     fn target(&mut self, peer: usize, frame: &Frame) -> Target;
     /// Delivers a frame whose payload is at its target. Called once for each frame, in the order of its class.

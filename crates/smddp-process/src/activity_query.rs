@@ -1,4 +1,5 @@
 //! Query of the activity of a process of this node, without blocking.
+
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};

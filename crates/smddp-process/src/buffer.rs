@@ -1,4 +1,5 @@
 //! Buffers in a process's symmetric memory.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

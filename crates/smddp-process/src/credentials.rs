@@ -1,4 +1,5 @@
 //! User and process id of the peer of a unix socket, as the kernel recorded them at connect time.
+
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};

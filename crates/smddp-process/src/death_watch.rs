@@ -6,6 +6,7 @@
 //!
 //! A marked process runs no code any more. Its devices may continue until the process has ended, so memory that they
 //! may access is not reused before `PeerProcess::ended` is set.
+
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,7 +61,7 @@ struct Shared {
 }
 
 /// Handle of the thread that holds this process's futex and watches those of the peers.
-pub struct DeathWatch {
+pub(crate) struct DeathWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     forks: u32,
@@ -91,7 +92,7 @@ impl DeathWatch {
 
     /// Restarts the wait with the added peers. One call suffices for several peers; each call passes all futexes to
     /// the kernel again.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         self.shared.generation.advance();
     }
 }

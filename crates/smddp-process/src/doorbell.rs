@@ -1,4 +1,5 @@
 //! Doorbell of a process: its threads wait on it while no data arrives, and other processes notify it.
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;

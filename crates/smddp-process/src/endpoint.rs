@@ -1,4 +1,5 @@
 //! Endpoint of this process: shared memory, address, doorbell, exports and known peers.
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,8 +34,7 @@ use super::token_registry::TokenRegistry;
 
 /// State of this process that all its groups share: shared memory, address, doorbell, exports and known peers.
 pub struct Endpoint {
-    /// Address for other processes of this host.
-    pub address: ProcessAddress,
+    address: ProcessAddress,
     /// Shared memory of this process.
     pub memory: Arc<SharedMemory>,
     doorbell: Doorbell,
@@ -45,15 +45,13 @@ pub struct Endpoint {
     /// Tensors in shared memory.
     pub symmetric: Symmetric,
     /// Number of messages that peers read from private memory.
-    pub single_copies: AtomicU64,
+    single_copies: AtomicU64,
     /// Service thread.
     pub service: Service,
-    /// Detection of deaths of peer processes.
-    pub deaths: DeathWatch,
+    deaths: DeathWatch,
     /// Exports that other processes of this node may request.
     pub exports: Arc<Exports>,
-    /// Tokens whose holders may connect.
-    pub tokens: Arc<TokenRegistry>,
+    tokens: Arc<TokenRegistry>,
     peers: Mutex<HashMap<ProcessUid, Weak<PeerProcess>>>,
     /// Other processes can map `memory`.
     shared: bool,
@@ -104,6 +102,21 @@ impl Endpoint {
         let endpoint = Arc::new(Self::new(cap, ranks)?);
         *cell = Arc::downgrade(&endpoint);
         Ok(endpoint)
+    }
+
+    /// Returns the address for other processes of this host.
+    pub fn address(&self) -> &ProcessAddress {
+        &self.address
+    }
+
+    /// Accepts connections authenticated by that token while it has other holders.
+    pub fn trust(&self, token: &Arc<Token>) {
+        self.tokens.add(token);
+    }
+
+    /// Starts the detection of deaths of the peers opened since the last call. One call suffices for several peers.
+    pub fn watch_peers(&self) {
+        self.deaths.refresh();
     }
 
     /// Returns true if other processes of this host can map its memory. Otherwise they communicate over the network.
@@ -165,7 +178,7 @@ impl Endpoint {
     }
 
     /// Returns the process at an address, with its memory mapped. A known process is reused, even if it was opened
-    /// under another token. Early death detection starts with the next `DeathWatch::refresh`.
+    /// under another token. Early death detection starts with the next [`Self::watch_peers`].
     ///
     /// # Errors
     /// The process is unreachable, does not accept the token, or this process has no address space for its memory.
@@ -230,7 +243,12 @@ impl Endpoint {
         self.pool.usage()
     }
 
-    /// Number of messages of this process that peers read from private memory (`process_vm_readv`).
+    /// Counts messages of this process that peers read from private memory.
+    pub fn count_single_copies(&self, messages: u64) {
+        self.single_copies.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    /// Returns the number of messages of this process that peers read from private memory (`process_vm_readv`).
     pub fn single_copies(&self) -> u64 {
         self.single_copies.load(Ordering::Relaxed)
     }

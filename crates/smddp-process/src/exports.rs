@@ -1,4 +1,5 @@
 //! Exports of a process: bytes and descriptors that other processes of its node request by number.
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,6 @@
 //! Stack of this process's main thread, without its cooperation. On a signal, Python's faulthandler writes the stack
 //! of the receiving thread into a pipe and does not wait for the interpreter lock.
+
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Fuzzing of the unix socket of a process, as listener and as initiator.
+
 use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;

@@ -1,6 +1,7 @@
 //! Incoming connections of one listener, from accept to reply. A connection receives nothing until it has proved that
 //! it has the token of a group of this process. All operations are non-blocking, because one thread serves all
 //! connections.
+
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -300,8 +301,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    use super::*;
     use smddp_net::handshake::Listener;
+
+    use super::*;
 
     /// Smallest time difference.
     const TICK: Duration = Duration::from_nanos(1);

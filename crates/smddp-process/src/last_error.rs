@@ -1,5 +1,6 @@
 //! Last error of a process, which peers read after it has ended. The end is usually a consequence, and the peers of
 //! one group may not know about an error in another group.
+
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -19,6 +19,7 @@
 //! message ring   line 0: messages taken (updated occasionally), messages confirmed; then per entry: number + 1, tag,
 //!                dtype, bytes of the message; then its region's offset, slot bytes and depth, or an inline payload
 //! ```
+
 use smddp_base::MAX_ABORT_REPORT;
 
 /// Bytes of a cache line.

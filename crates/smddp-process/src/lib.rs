@@ -41,6 +41,7 @@ mod undisturbed;
 
 pub use activity_query::STOPPED;
 pub use buffer::{SymmetricBuffer, SymmetricUsage};
+pub use control_blocks::ControlBlock;
 pub use credentials::{check_user, outer_uid};
 pub use doorbell::Doorbell;
 pub use doorbell::Sleeper;

@@ -1,4 +1,5 @@
 //! Shared memory: a sealed memfd with typed, bounds-checked access.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -35,7 +36,7 @@ pub struct SharedMemory {
 }
 
 // SAFETY: the mapping lives until `drop` and belongs to no thread. Access uses atomics, or raw pointers whose users
-// order their accesses (shm/channels, shm/messages.rs).
+// order their accesses (`channels` and `messages` in `smddp-shm`).
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for SharedMemory {}

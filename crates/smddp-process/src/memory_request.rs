@@ -2,6 +2,7 @@
 //!
 //! After the handshake ([`smddp_net::handshake`]) the process sends one byte with its memory and eventfd, or the requested
 //! export. Both ends check that the peer runs as the same user.
+
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,6 @@
 //! Memory orders of the fields in shared memory that one process writes and others read. `models/` checks this file
 //! against all executions that the memory model allows.
+
 use super::layout::{CALL, COUNT, HEADER_FIELDS, HEADERS, STAGE, TAG};
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 

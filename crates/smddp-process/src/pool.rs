@@ -4,6 +4,7 @@
 //! which the region's [`ReleaseCondition`] reports. Every started operation can get its minimum memory, if necessary
 //! from the reserve beyond the cap. Therefore groups that are used in different orders on different ranks never wait
 //! for each other's memory.
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
@@ -21,13 +22,25 @@ pub trait ReleaseCondition: Send + Sync {
     fn released(&self) -> bool;
 }
 
-/// Part of the staging memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Part of the staging memory, from [`Pool::acquire`] until [`Pool::retire`]. Only the pool creates regions, and a region cannot be
+/// copied, so it has one owner and is retired at most once. A dropped region is never used again.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
 pub struct Region {
-    /// Offset in the shared memory of the process, in bytes.
-    pub offset: usize,
-    /// Size in bytes.
-    pub bytes: usize,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Region {
+    /// Returns the offset in the shared memory of the process, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Returns the size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// Region for an operation.
@@ -289,7 +302,8 @@ impl Pool {
         }
     }
 
-    /// Returns a region; it is reused once `release` is met.
+    /// Returns a region; it is reused once `release` is met. A region is retired once, after its owner's last access, and only at the
+    /// pool that it is from. `release` must not be met while another process may access the region.
     pub fn retire(
         &self,
         memory: &SharedMemory,
@@ -365,8 +379,8 @@ mod tests {
             assert!(pool.state.try_lock().is_ok(), "the pool is locked while pages are populated");
             CALLS.set(CALLS.get() + 1);
         }));
-        pool.acquire(&memory, 1, 1 << 20, 4096).unwrap();
-        pool.acquire_for_message(&memory, 1, 1 << 20, 4096).unwrap();
+        assert!(pool.acquire(&memory, 1, 1 << 20, 4096).is_some());
+        assert!(pool.acquire_for_message(&memory, 1, 1 << 20, 4096).is_some());
         POPULATING.set(None);
         assert_eq!(CALLS.get(), 2);
     }
@@ -406,11 +420,12 @@ mod tests {
         let memory = memory(8 << 20);
         let pool = Pool::new(8 << 20, RESERVE_BYTES);
         let first = pool.acquire(&memory, 1, 3 << 20, 4096).unwrap();
+        let offset = first.offset();
         let flag = Arc::new(Flag(AtomicBool::new(false)));
         pool.retire(&memory, 1, first, flag.clone());
         assert_eq!(pool.acquire(&memory, 1, 3 << 20, 4096), None);
         flag.0.store(true, Ordering::Relaxed);
-        assert_eq!(pool.acquire(&memory, 1, 3 << 20, 4096), Some(first));
+        assert_eq!(pool.acquire(&memory, 1, 3 << 20, 4096).map(|region| region.offset()), Some(offset));
     }
 
     #[test]
@@ -421,10 +436,10 @@ mod tests {
         let mut operations = |count: usize| {
             for _ in 0..count {
                 let region = pool.acquire(&memory, 1, 128 << 10, 4096).unwrap();
-                pool.retire(&memory, 1, region, Arc::new(Flag(AtomicBool::new(true))));
                 if !seen.contains(&region.offset) {
                     seen.push(region.offset);
                 }
+                pool.retire(&memory, 1, region, Arc::new(Flag(AtomicBool::new(true))));
             }
             seen.len()
         };

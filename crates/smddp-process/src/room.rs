@@ -2,6 +2,7 @@
 //!
 //! Most of the mapping is address space for later use, and every rank maps the memory of each other rank of its host.
 //! Without limits this costs nothing. A limited process reserves less.
+
 use rustix::process::{Resource, getrlimit};
 
 use super::layout::{RESERVE_BYTES, SYMMETRIC_BYTES};

@@ -1,6 +1,7 @@
 //! Threads of an endpoint: one serves incoming connections, one detects the ends of peers. Watched processes are
 //! registered with epoll. There are hundreds, and passing each to `poll` again would cost a third of the startup
 //! time.
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -243,12 +244,13 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
+    use smddp_net::handshake::{Listener, Responder};
+
     use super::super::incoming::Stage;
     use super::super::layout::PAGE;
     use super::super::memory::SharedMemory;
     use super::super::memory_request::listen;
     use super::*;
-    use smddp_net::handshake::{Listener, Responder};
 
     /// Host whose connections block until they are released, and then panic.
     struct Blocked {

@@ -1,5 +1,6 @@
 //! Reads of private memory of another process of this node (`process_vm_readv`), if permitted and faster than two
 //! copies.
+
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
 //! Staging memory of a group for data from and to other nodes.
+
 use std::sync::Arc;
 
 use super::endpoint::Endpoint;
@@ -33,7 +34,7 @@ impl StagingMemory {
 
     /// Reserves at least `bytes` bytes. Returns false if the pool has none at present.
     pub fn reserve(&mut self, bytes: usize) -> bool {
-        if bytes == 0 || self.region.is_some_and(|region| region.bytes >= bytes) {
+        if bytes == 0 || self.region.as_ref().is_some_and(|region| region.bytes() >= bytes) {
             return true;
         }
         self.give_back();
@@ -44,7 +45,7 @@ impl StagingMemory {
 
     /// Returns the address of the reserved region; a dangling address if nothing is reserved.
     pub fn base(&self) -> *mut u8 {
-        self.region.map_or(std::ptr::dangling_mut(), |region| self.address(region))
+        self.region.as_ref().map_or(std::ptr::dangling_mut(), |region| self.address(region))
     }
 
     /// Returns the reserved region to the pool.
@@ -67,22 +68,23 @@ impl StagingMemory {
     /// Returns true if the reserved region contains these bytes.
     #[cfg(any(test, feature = "testing"))]
     pub fn holds(&self, at: *const u8, bytes: usize) -> bool {
-        self.region.is_some_and(|region| self.region_contains(region, at, bytes))
+        self.region.as_ref().is_some_and(|region| self.region_contains(region, at, bytes))
     }
 
     /// Returns true if the region contains these bytes.
     #[cfg(any(test, feature = "testing"))]
-    pub fn region_contains(&self, region: Region, at: *const u8, bytes: usize) -> bool {
+    pub fn region_contains(&self, region: &Region, at: *const u8, bytes: usize) -> bool {
         let from = (at as usize).checked_sub(self.address(region) as usize);
-        from.and_then(|from| from.checked_add(bytes)).is_some_and(|end| end <= region.bytes)
+        from.and_then(|from| from.checked_add(bytes)).is_some_and(|end| end <= region.bytes())
     }
 
     /// Returns the address of the first byte of a region.
-    pub fn address(&self, region: Region) -> *mut u8 {
-        self.endpoint.memory.at(region.offset, region.bytes)
+    pub fn address(&self, region: &Region) -> *mut u8 {
+        self.endpoint.memory.at(region.offset(), region.bytes())
     }
 
-    /// Returns the memory of a message to the pool.
+    /// Returns the memory of a message to the pool, which may reuse it at once. It is returned once, after the last access of this
+    /// process and of its devices.
     pub fn give(&self, region: Region) {
         self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(Unshared));
     }

@@ -1,6 +1,7 @@
 //! Status queries to a process. Its service thread replies regardless of its other threads. A query uses an abstract
 //! unix socket whose name contains the pid, the PID namespace and a random number. Ranks of other nodes send queries
 //! to the listener of their group.
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;

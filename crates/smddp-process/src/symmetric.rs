@@ -1,4 +1,5 @@
 //! Symmetric memory: tensors inside shared memory, which peers read directly without staging.
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -3,6 +3,7 @@
 //! Some libraries install signal handlers when they are loaded (libfabric's PSM providers do, for backtraces). Others
 //! change the floating-point mode (objects that were linked with `-ffast-math`). Both belong to the program. Changed environment variables and
 //! resource limits are logged only: the library may depend on them. Handlers of `pthread_atfork` can be neither seen nor removed.
+
 use std::collections::HashMap;
 use std::ffi::OsString;
 

@@ -7,6 +7,7 @@
 //!
 //! The distance may change while a job runs, so it is measured repeatedly. The measure is the time until the store to a
 //! channel's counter is visible to all. The caches of waiting readers hold the line of that counter.
+
 use std::time::Duration;
 
 /// Threshold between the measured times, which include the clock.

@@ -1,4 +1,5 @@
 //! Channel table in a writer's shared memory: location of its messages.
+
 use std::sync::atomic::Ordering;
 
 use smddp_base::RecvChannel;

@@ -9,6 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Pid;
+use smddp_base::fork;
+use smddp_base::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
+use smddp_process::layout::*;
+use smddp_process::order::OperationHeader;
+pub(crate) use smddp_process::{ControlBlock, Endpoint, ProcessAddress, Region, Sleeper};
 
 use self::recv::LocalRecv;
 use self::send::LocalSend;
@@ -18,11 +23,6 @@ use super::local_ranks::{AllFinished, GroupHome, LocalRanks};
 use super::messages::LocalMessages;
 use super::recv_targets::RecvTargets;
 use super::shared_page::SharedPage;
-use smddp_base::fork;
-use smddp_base::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
-use smddp_process::layout::*;
-use smddp_process::order::OperationHeader;
-pub(crate) use smddp_process::{Endpoint, ProcessAddress, Region, Sleeper};
 
 /// An operation that ended here without reading the header of `rank`. Its fingerprint is compared when the next operation begins:
 /// the later of two ranks always finds the header of the earlier one.
@@ -38,6 +38,8 @@ const IDLE_POLLS_BEFORE_NOTIFY: u32 = 8;
 pub struct LocalChannels {
     /// `None` for a group of one rank.
     home: Option<GroupHome>,
+    /// Control block of `home`.
+    control_block: Option<ControlBlock>,
     pub(super) ranks: Arc<LocalRanks>,
     me: usize,
     size: usize,
@@ -76,7 +78,11 @@ pub struct LocalChannels {
 }
 
 impl LocalChannels {
-    pub(super) fn new(home: Option<GroupHome>, ranks: LocalRanks) -> Self {
+    pub(super) fn new(
+        home: Option<GroupHome>,
+        control_block: Option<ControlBlock>,
+        ranks: LocalRanks,
+    ) -> Self {
         let (me, size, ranks) = (ranks.me, ranks.peers.len().max(1), Arc::new(ranks));
         if let Some(home) = &home
             && ranks.peers.iter().all(|peer| peer.readable_pid().is_some())
@@ -104,6 +110,7 @@ impl LocalChannels {
             idle_polls: 0,
             distance: CacheDistance::default(),
             large_messages: 0,
+            control_block,
             messages: LocalMessages::new(home.clone(), ranks.clone()),
             left: false,
             retained_pages: Arc::default(),
@@ -224,7 +231,7 @@ impl LocalChannels {
         let mut stage = 0;
         if !channel_layout.inline && carries {
             let Some(region) = self.open_region(channel_layout, sources) else { return false };
-            stage = region.offset as u64;
+            stage = region.offset() as u64;
             self.region = Some(region);
         }
         self.fingerprint = fingerprint;
@@ -427,7 +434,7 @@ impl Drop for LocalChannels {
         }
         self.leave();
         self.messages.drain();
-        let Some(GroupHome { endpoint, block, nonce, size, .. }) = self.home.take() else { return };
+        let Some(GroupHome { endpoint, nonce, .. }) = self.home.take() else { return };
         if let Some(region) = self.region.take() {
             let release = AllFinished { ranks: self.ranks.clone(), operations: u64::MAX };
             endpoint.pool.retire(&endpoint.memory, nonce, region, Arc::new(release));
@@ -438,7 +445,9 @@ impl Drop for LocalChannels {
             return;
         }
         // Other ranks read the state and the last headers of the block until they have left, too.
-        let release = AllFinished { ranks: self.ranks.clone(), operations: u64::MAX };
-        endpoint.control.give(block, block_bytes(size), Arc::new(release));
+        if let Some(block) = self.control_block.take() {
+            let release = AllFinished { ranks: self.ranks.clone(), operations: u64::MAX };
+            endpoint.control.give(block, Arc::new(release));
+        }
     }
 }

@@ -1,4 +1,5 @@
 //! Fuzz target support: two ranks of this process, and the shared memory that the second one may write.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,7 +33,9 @@ pub struct PeerMemory {
     endpoint: Arc<Endpoint>,
     block: usize,
     nonce: u64,
-    region: Region,
+    /// Region of its channels and messages until `drop`, and its offset.
+    region: Option<Region>,
+    at: usize,
     /// Number of announced messages.
     messages: u64,
     /// Its channels, which do nothing but leave the group.
@@ -50,7 +53,8 @@ pub fn pair(invalid_block: Option<u64>) -> Option<(LocalChannels, PeerMemory)> {
     let first = first.connect(addresses).ok()?;
     let (endpoint, _) = first.home()?;
     let region = endpoint.pool.acquire(&endpoint.memory, nonce ^ 1, REGION_BYTES, REGION_BYTES)?;
-    let memory = PeerMemory { endpoint, block, nonce, region, messages: 0, _link: link };
+    let at = region.offset();
+    let memory = PeerMemory { endpoint, block, nonce, region: Some(region), at, messages: 0, _link: link };
     Some((first, memory))
 }
 
@@ -68,16 +72,16 @@ impl PeerMemory {
             2 => self.block + MESSAGE_RINGS,
             3 | 4 => header(seq) + [TAG, CALL, COUNT, STAGE][index % 4],
             5 => header(seq + 1) + [TAG, CALL, COUNT, STAGE][index % 4],
-            6 | 7 => self.region.offset + index / 8 % 4 * ENTRY + index % 8 * 8,
-            8 => self.region.offset + 4 * ENTRY + index % 16 * LINE,
-            9 | 10 => self.region.offset + RING + index * 8 % RING_BYTES,
-            _ => self.region.offset + FRAGMENTS + index % 2 * LINE,
+            6 | 7 => self.at + index / 8 % 4 * ENTRY + index % 8 * 8,
+            8 => self.at + 4 * ENTRY + index % 16 * LINE,
+            9 | 10 => self.at + RING + index * 8 % RING_BYTES,
+            _ => self.at + FRAGMENTS + index % 2 * LINE,
         })
     }
 
     /// Returns an offset that is valid in some field.
     pub fn staged(&self, index: usize) -> u64 {
-        let at = [self.region.offset, 0, self.block, RING, FRAGMENTS, self.region.offset + FRAGMENTS];
+        let at = [self.at, 0, self.block, RING, FRAGMENTS, self.at + FRAGMENTS];
         (at[index % at.len()] + index / at.len() * LINE) as u64
     }
 
@@ -85,14 +89,14 @@ impl PeerMemory {
     pub fn header(&self, seq: u64, slot_bytes: u64, bytes: u64) {
         let header = self.block + header_at(2, seq);
         for channel in 0..4 {
-            let entry = self.region.offset + channel * ENTRY;
+            let entry = self.at + channel * ENTRY;
             let lines = 4 * ENTRY + 2 * channel * LINE;
             for (at, value) in [lines as u64, GRAIN as u64, slot_bytes, 2, bytes].into_iter().enumerate() {
                 self.flag(entry + 8 * at).store(value, Ordering::Relaxed);
             }
-            self.flag(self.region.offset + lines).store(5, Ordering::Relaxed);
+            self.flag(self.at + lines).store(5, Ordering::Relaxed);
         }
-        for (at, value) in [(CALL, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
+        for (at, value) in [(CALL, 1), (COUNT, 1), (STAGE, self.at as u64)] {
             self.flag(header + at).store(value, Ordering::Relaxed);
         }
         self.flag(header + TAG).store(seq + 1, Ordering::Release);
@@ -100,9 +104,9 @@ impl PeerMemory {
 
     /// Announces a valid message of `bytes` bytes.
     pub fn message(&mut self, bytes: u64, slot_bytes: u64) {
-        let ring = self.region.offset + RING;
+        let ring = self.at + RING;
         let at = ring + LINE * (1 + (self.messages % RING_ENTRIES) as usize);
-        let fragments = (self.region.offset + FRAGMENTS) as u64;
+        let fragments = (self.at + FRAGMENTS) as u64;
         self.flag(fragments as usize).store(5, Ordering::Relaxed);
         for (i, value) in [1, 2, bytes, fragments, slot_bytes, 2].into_iter().enumerate() {
             self.flag(at + 8 + 8 * i).store(value, Ordering::Relaxed);
@@ -114,15 +118,35 @@ impl PeerMemory {
 
     /// Returns true if the shared memory contains these bytes.
     pub fn within(&self, at: *const u8, bytes: usize) -> bool {
-        let start = self.endpoint.memory.at(0, 0) as usize;
-        (at as usize).checked_sub(start).is_some_and(|offset| self.endpoint.memory.contains(offset, bytes))
+        // Messages with an odd slot size start at any offset.
+        let (start, len) = (self.endpoint.memory.at(0, 0) as usize, self.endpoint.memory.len());
+        (at as usize).checked_sub(start).is_some_and(|offset| offset <= len && bytes <= len - offset)
     }
 }
 
 impl Drop for PeerMemory {
     fn drop(&mut self) {
-        let (memory, region) = (&self.endpoint.memory, self.region);
-        self.endpoint.pool.retire(memory, self.nonce ^ 1, region, Arc::new(Immediate));
+        let memory = &self.endpoint.memory;
+        if let Some(region) = self.region.take() {
+            self.endpoint.pool.retire(memory, self.nonce ^ 1, region, Arc::new(Immediate));
+        }
         self.endpoint.pool.disown(memory, self.nonce ^ 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unaligned_bytes_are_within_the_shared_memory_up_to_its_end() {
+        let (_first, peer) = pair(None).unwrap();
+        let (start, len) = (peer.endpoint.memory.at(0, 0).cast_const(), peer.endpoint.memory.len());
+        for (offset, bytes, within) in
+            [(33, 33, true), (len - 1, 1, true), (len, 0, true), (len - 1, 2, false), (len + 1, 0, false)]
+        {
+            assert_eq!(peer.within(start.wrapping_add(offset), bytes), within, "{bytes} bytes at {offset}");
+        }
+        assert!(!peer.within(start.wrapping_sub(1), 1));
     }
 }

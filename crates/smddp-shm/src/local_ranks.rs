@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
-
-use super::rank_address::RankAddress;
 use smddp_base::{Fault, MAX_ABORT_REPORT};
 use smddp_net::token::Token;
 use smddp_process::doorbell::{Doorbell, notify_at};
@@ -17,6 +15,8 @@ use smddp_process::memory::SharedMemory;
 use smddp_process::order::{self, Counter, OperationHeader};
 use smddp_process::peer::PeerProcess;
 pub(crate) use smddp_process::pool::ReleaseCondition;
+
+use super::rank_address::RankAddress;
 
 /// Resources of a group of several ranks in this process.
 #[derive(Clone)]

@@ -1,4 +1,5 @@
 //! Tests of malformed values in another process's shared memory: they must be reported and must not cause a panic.
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -211,7 +212,8 @@ fn single_copy_reads_each_message_once_into_its_target() {
         let (mut from, mut to) = (vec![1; BYTES], vec![0; BYTES]);
         let mut links = single_copy_pair(&from);
         if placed {
-            links[0].set_recv_target(0, to.as_mut_ptr(), BYTES, BYTES);
+            // SAFETY: `to` has `BYTES` bytes, outlives the operation, and is not used before the message is read.
+            unsafe { links[0].set_recv_target(0, to.as_mut_ptr(), BYTES, BYTES) };
         }
         let at = links[0].recv_slot(0).unwrap().unwrap();
         assert_eq!(at == to.as_ptr(), placed);

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use slab::Slab;
-
-use super::local_ranks::{GroupHome, LocalRanks};
 use smddp_base::{Envelope, Fault, MessageId, MessageTransport};
+use smddp_process::ControlBlock;
 use smddp_process::layout::*;
 use smddp_process::memory::SharedMemory;
 pub(crate) use smddp_process::pool::{Region, ReleaseCondition};
+
+use super::local_ranks::{GroupHome, LocalRanks};
 
 /// Largest message, in bytes, that is written completely before it is announced.
 const EAGER_LIMIT: usize = 64 << 10;
@@ -28,9 +29,11 @@ const MIN_FRAGMENT: usize = 16 << 10;
 const FIRST_SLOT: usize = GRAIN;
 
 /// Ring of this rank for one receiver.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Ring {
-    /// Offset in this process's memory; 0: not allocated yet.
+    /// Memory of the ring; `None`: not allocated yet.
+    block: Option<ControlBlock>,
+    /// Offset of `block` in this process's memory; 0 without one.
     at: usize,
     /// Number of messages that received an entry.
     used: u64,
@@ -121,7 +124,7 @@ impl LocalMessages {
     pub(super) fn new(home: Option<GroupHome>, ranks: Arc<LocalRanks>) -> Self {
         Self {
             home,
-            rings: vec![Ring::default(); ranks.peers.len()],
+            rings: ranks.peers.iter().map(|_| Ring::default()).collect(),
             inbound: vec![(0, 0, 0); ranks.peers.len()],
             ranks,
             outgoing: Slab::new(),
@@ -153,8 +156,8 @@ impl LocalMessages {
         let write = |i: usize, value: u64| memory.flag64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         let Envelope { tag, dtype, bytes } = out.envelope;
         [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
-        if let Some(Region { offset, .. }) = out.region {
-            let location = [offset as u64, out.slot_bytes as u64, out.depth];
+        if let Some(region) = &out.region {
+            let location = [region.offset() as u64, out.slot_bytes as u64, out.depth];
             location.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: a receiver that sees the number also sees the announcement.
@@ -172,8 +175,10 @@ impl LocalMessages {
         let rings = std::mem::take(&mut self.rings);
         let Some(home @ GroupHome { endpoint, nonce, .. }) = &self.home else { return };
         endpoint.pool.disown(&endpoint.memory, nonce ^ MESSAGE_OWNER);
-        for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
-            endpoint.control.give(ring.at, RING_BYTES, self.release_condition(home, ring.at, u64::MAX, to));
+        for (to, ring) in rings.into_iter().enumerate() {
+            if let Some(block) = ring.block {
+                endpoint.control.give(block, self.release_condition(home, ring.at, u64::MAX, to));
+            }
         }
     }
 }
@@ -193,7 +198,7 @@ impl GroupHome {
         let memory = &self.endpoint.memory;
         let region =
             self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
-        let slot_bytes = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { slot_bytes };
+        let slot_bytes = if region.bytes() < want { MIN_FRAGMENT.min(bytes) } else { slot_bytes };
         Some((Some(region), slot_bytes))
     }
 }
@@ -204,7 +209,9 @@ impl MessageTransport for LocalMessages {
         let memory = &home.endpoint.memory;
         let ring = &mut self.rings[to];
         if ring.at == 0 {
-            ring.at = home.endpoint.control.take(memory, RING_BYTES)?;
+            let block = home.endpoint.control.take(memory, RING_BYTES)?;
+            ring.at = block.offset();
+            ring.block = Some(block);
             memory.counter(home.block + MESSAGE_RINGS + 8 * to).publish(ring.at as u64);
         }
         if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
@@ -217,11 +224,12 @@ impl MessageTransport for LocalMessages {
         let bytes = usize::try_from(envelope.bytes).ok()?;
         let (region, slot_bytes) = home.allocate_region(bytes)?;
         let depth = region
-            .map_or(1, |r| ((r.bytes - FIRST_SLOT) / slot_bytes.next_multiple_of(LINE).max(1)).max(1))
+            .as_ref()
+            .map_or(1, |r| ((r.bytes() - FIRST_SLOT) / slot_bytes.next_multiple_of(LINE).max(1)).max(1))
             as u64;
-        if let Some(Region { offset, .. }) = region {
-            memory.flag64(offset).store(0, Ordering::Relaxed);
-            memory.flag64(offset + LINE).store(0, Ordering::Relaxed);
+        if let Some(region) = &region {
+            memory.flag64(region.offset()).store(0, Ordering::Relaxed);
+            memory.flag64(region.offset() + LINE).store(0, Ordering::Relaxed);
         }
         let (number, fragments) = (ring.used, bytes.div_ceil(slot_bytes.max(1)) as u64);
         ring.used += 1;
@@ -235,16 +243,16 @@ impl MessageTransport for LocalMessages {
     fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
         let (memory, out) =
             (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message.number as usize)?);
-        let at = match out.region {
+        let at = match &out.region {
             None if out.sent == out.fragments => return None,
             None => entry(self.rings[out.to].at, out.number) + BODY,
             Some(region) => {
-                let read = memory.counter(region.offset + LINE).read();
+                let read = memory.counter(region.offset() + LINE).read();
                 if out.sent.saturating_sub(read) >= out.depth {
                     return None;
                 }
                 let slot = (out.sent % out.depth) as usize;
-                region.offset + FIRST_SLOT + slot * out.slot_bytes.next_multiple_of(LINE)
+                region.offset() + FIRST_SLOT + slot * out.slot_bytes.next_multiple_of(LINE)
             }
         };
         Some((memory.at(at, out.slot_bytes), out.slot_bytes))
@@ -255,8 +263,8 @@ impl MessageTransport for LocalMessages {
             out.sent += 1;
             if out.fragments == 1 {
                 self.write_announcement(home, &self.outgoing[message.number as usize]);
-            } else if let Some(region) = out.region {
-                home.endpoint.memory.counter(region.offset).publish(out.sent);
+            } else if let Some(region) = &out.region {
+                home.endpoint.memory.counter(region.offset()).publish(out.sent);
                 self.ranks.notify(out.to);
             }
         }
@@ -266,7 +274,7 @@ impl MessageTransport for LocalMessages {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message.number as usize))
             && let Some(region) = out.region
         {
-            let release = self.release_condition(home, region.offset, out.fragments, out.to);
+            let release = self.release_condition(home, region.offset(), out.fragments, out.to);
             let GroupHome { endpoint, nonce, .. } = home;
             endpoint.pool.retire(&endpoint.memory, nonce ^ MESSAGE_OWNER, region, release);
         }

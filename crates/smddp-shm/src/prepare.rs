@@ -4,19 +4,23 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::channels::LocalChannels;
-use super::local_ranks::{GroupHome, LocalRank, LocalRanks};
-use super::rank_address::RankAddress;
 use smddp_base::random::bytes as random;
 use smddp_net::token::Token;
+use smddp_process::ControlBlock;
 use smddp_process::layout::*;
 use smddp_process::peer::PeerProcess;
 pub(crate) use smddp_process::{Endpoint, ProcessAddress};
+
+use super::channels::LocalChannels;
+use super::local_ranks::{GroupHome, LocalRank, LocalRanks};
+use super::rank_address::RankAddress;
 
 /// Local half of a group before the exchange of addresses.
 pub struct Prepared {
     /// `None` for a group of one rank.
     home: Option<GroupHome>,
+    /// Control block of `home`.
+    block: Option<ControlBlock>,
     address: RankAddress,
 }
 
@@ -44,26 +48,28 @@ impl Prepared {
     pub fn new(rank: usize, size: usize, staging_cap: usize) -> io::Result<Self> {
         if size <= 1 {
             let address = RankAddress::new((rank, size), ProcessAddress::default(), (0, 0));
-            return Ok(Self { home: None, address });
+            return Ok(Self { home: None, block: None, address });
         }
         let endpoint = Endpoint::get(staging_cap)?;
-        let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
+        let control_block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
             io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups")
         })?;
+        let block = control_block.offset();
         // Unique among the control blocks of all processes.
         let nonce = u64::from_le_bytes(random()) | 1;
         // Release: this nonce shows other processes that the block's previous group has ended here. They may then assume that this
         // process has finished its reads in that group.
         endpoint.memory.flag64(block + NONCE).store(nonce, Ordering::Release);
         endpoint.memory.flag32(block + STATE).store(OPEN, Ordering::Release);
-        let address = RankAddress::new((rank, size), endpoint.address.clone(), (block as u64, nonce));
-        Ok(Self { home: Some(GroupHome { endpoint, block, nonce, size, token: None }), address })
+        let address = RankAddress::new((rank, size), endpoint.address().clone(), (block as u64, nonce));
+        let home = GroupHome { endpoint, block, nonce, size, token: None };
+        Ok(Self { home: Some(home), block: Some(control_block), address })
     }
 
     /// Makes this process accept connections authenticated by that token.
     pub fn trust(&mut self, token: &Arc<Token>) {
         if let Some(home) = &mut self.home {
-            home.endpoint.tokens.add(token);
+            home.endpoint.trust(token);
             home.token = Some(token.clone());
         }
     }
@@ -77,16 +83,20 @@ impl Prepared {
     /// list is the rank's number in [`LocalChannels`]. Ranks of other processes need the token first ([`Self::trust`]).
     ///
     /// # Errors
-    /// A rank runs on another host or as another user, its process has ended, or its address has an invalid control block.
+    /// - A rank runs on another host, in another network namespace, as another user, or with another version.
+    /// - The process of a rank has ended or closed its endpoint.
+    /// - The address of a rank has a control block outside of its memory.
+    /// - This rank has not received the group's token ([`Self::trust`]), and a rank is in another process.
+    /// - This process has no address space or no descriptor for the memory of a rank.
     pub fn connect(self, addresses: Vec<RankAddress>) -> Result<LocalChannels, Unreachable> {
         let me = addresses.iter().position(|address| address.rank == self.address.rank).unwrap_or(0);
         let Some(GroupHome { endpoint, token, .. }) = &self.home else {
-            return Ok(LocalChannels::new(self.home, LocalRanks { peers: Vec::new(), me }));
+            return Ok(LocalChannels::new(self.home, self.block, LocalRanks { peers: Vec::new(), me }));
         };
         let mut peers = Vec::with_capacity(addresses.len());
         for address in addresses {
             // Ranks that are threads of this process need no mapping.
-            let process = if address.process.id == endpoint.address.id {
+            let process = if address.process.id == endpoint.address().id {
                 None
             } else {
                 Some(connect_process(endpoint, token.as_ref(), &self.address, &address)?)
@@ -103,8 +113,8 @@ impl Prepared {
             }
             peers.push(peer);
         }
-        endpoint.deaths.refresh();
-        Ok(LocalChannels::new(self.home, LocalRanks { peers, me }))
+        endpoint.watch_peers();
+        Ok(LocalChannels::new(self.home, self.block, LocalRanks { peers, me }))
     }
 }
 

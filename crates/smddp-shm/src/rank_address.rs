@@ -1,7 +1,6 @@
 //! Identity of a rank, and the place of its control block in shared memory.
 
 use serde::{Deserialize, Serialize};
-
 use smddp_base::host_name;
 pub(crate) use smddp_process::{ProcessAddress, outer_uid};
 

@@ -2,6 +2,7 @@
 //!
 //! Each rank has a page of flags in its control block, through which devices signal each other. Ranks hand over exported memory
 //! handles on request, over their unix sockets. The core defines the meaning of the flags and of the exports.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,7 @@
 //! Shared pages of flags between the ranks of a node, and memory exports over the sockets of their processes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};

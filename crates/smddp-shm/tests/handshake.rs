@@ -1,6 +1,7 @@
 //! Handshake of the Unix socket with foreign programs, other versions and other users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};

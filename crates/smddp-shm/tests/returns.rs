@@ -1,6 +1,7 @@
 //! Release of the shared memory of groups after they have ended.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 
 use smddp_base::{CallFingerprint, Channels, Envelope, RecvChannel, SendChannel};

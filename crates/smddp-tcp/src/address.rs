@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-
 pub use smddp_net::handshake::Purpose;
 use smddp_net::handshake::{Initiator, Party, ProcessUid};
 use smddp_net::token::Token;

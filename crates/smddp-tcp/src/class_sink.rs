@@ -1,4 +1,5 @@
 //! Sink of one connection: handles the frames about the connection itself, and forwards all other frames.
+
 use smddp_net::frame::{Frame, Kind};
 use smddp_net::wire::{Sink, Target, Ticket};
 
@@ -38,7 +39,8 @@ impl<'a> ClassSink<'a> {
     }
 }
 
-impl Sink for ClassSink<'_> {
+// SAFETY: all target addresses are those of `sink`, which also receives each frame that has one.
+unsafe impl Sink for ClassSink<'_> {
     fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.reject(),

@@ -1,5 +1,6 @@
 //! Connection attempts to a peer, until the connection can carry frames. Retries transient errors, and distinguishes
 //! local errors from the loss of the peer.
+
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -5,6 +5,7 @@ mod queue;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

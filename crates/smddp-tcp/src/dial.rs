@@ -1,5 +1,6 @@
 //! One connection attempt: a non-blocking connect and the handshake in which both ends prove that they have the group's
 //! token. Classifies errors as transient, local or a host that does not respond.
+
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;

@@ -8,10 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::address::TcpAddress;
-use super::dial::advice;
-use super::seal::Seal;
-use super::straggler_query;
 use smddp_base::CloseOnFork;
 use smddp_base::fork::{self, PerProcess};
 use smddp_base::lock;
@@ -25,6 +21,11 @@ use smddp_net::token::Token;
 pub use smddp_process::incoming::{IncomingHost, Stage};
 pub use smddp_process::status::{StatusQuery, respond};
 use smddp_process::{Doorbell, Endpoint};
+
+use super::address::TcpAddress;
+use super::dial::advice;
+use super::seal::Seal;
+use super::straggler_query;
 
 /// Rejected connection, and the reason.
 type Rejected = (CloseOnFork<TcpStream>, &'static str);
@@ -163,8 +164,7 @@ pub struct GroupListener {
     pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) pending: Arc<PendingConnections>,
     token: SharedToken,
-    /// Address for the ranks of other nodes.
-    pub address: TcpAddress,
+    address: TcpAddress,
 }
 
 /// Token that connections to a group's listener must have. Until it is set, the listener accepts none.
@@ -174,6 +174,11 @@ impl GroupListener {
     /// Sets the group's token.
     pub fn trust(&self, token: &Arc<Token>) {
         *lock(&self.token) = Some(token.clone());
+    }
+
+    /// Returns the address for the ranks of other nodes.
+    pub fn address(&self) -> &TcpAddress {
+        &self.address
     }
 
     pub(super) fn token(&self) -> Option<Arc<Token>> {

@@ -1,4 +1,5 @@
 //! Receiving side of a connection: decodes frames of a byte stream, and reads payloads directly into their targets.
+
 use std::io::{self, IoSliceMut, Read};
 
 use smddp_net::frame::{Frame, HEADER, Kind};
@@ -176,13 +177,15 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use smddp_net::wire::Ticket;
+
+    use super::*;
 
     /// Sink with one target for all payloads, and the number of received frames.
     struct OneTarget(*mut u8, u32);
 
-    impl Sink for OneTarget {
+    // SAFETY: the memory has room for each payload, and the test accesses it after the last poll only.
+    unsafe impl Sink for OneTarget {
         fn target(&mut self, _: usize, _: &Frame) -> Target {
             Target::At(self.0)
         }

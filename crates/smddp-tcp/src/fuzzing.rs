@@ -1,4 +1,5 @@
 //! Fuzz target for straggler queries.
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
@@ -10,7 +11,7 @@ use smddp_net::handshake::{ACCEPTED, GREETING_BYTES, Listener};
 use crate::address::{Credential, TcpAddress};
 use crate::straggler_query::StragglerQuery;
 
-/// Returns what rank `rank` of a test group needs to connect.
+/// Returns the credential of rank `rank` of a test group.
 pub fn credential(rank: usize) -> Credential {
     Credential { rank, token: known_token(), encrypts: false }
 }

@@ -6,6 +6,7 @@
 //! TCP_USER_TIMEOUT would end the connection in both cases. So if a peer's host is silent for a while, this module
 //! opens a second connection without data in flight. If that fails, or its keepalive probes are not answered, the host
 //! is lost.
+
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;

@@ -16,6 +16,7 @@
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod address;
+#[allow(unsafe_code)]
 mod class_sink;
 pub mod connecting;
 #[allow(unsafe_code)]

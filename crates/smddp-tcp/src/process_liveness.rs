@@ -1,5 +1,6 @@
 //! Detection of ended peer processes, by an idle connection to the process's listener. The kernel closes it with the
 //! process, whatever the state of the wire's own connections.
+
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -240,12 +241,13 @@ fn reason(error: &io::Error) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use super::*;
-    use crate::TcpEndpoint;
-    use crate::fuzzing::credential;
     use smddp_net::fuzzing::{accept_peer, accept_proof, known_token};
     use smddp_net::interface::{AddressFamily, InterfaceFilter};
     use smddp_process::Endpoint;
+
+    use super::*;
+    use crate::TcpEndpoint;
+    use crate::fuzzing::credential;
 
     const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -399,7 +401,7 @@ mod tests {
     fn closed_group_is_reported_exactly_after_the_close_grace() {
         let (theirs, now) = (endpoint().group_listener(1, 2), Instant::now());
         theirs.trust(&known_token());
-        let mut liveness = liveness_of(vec![theirs.address.clone()]);
+        let mut liveness = liveness_of(vec![theirs.address().clone()]);
         wait(&mut liveness, 1, now, |w| w.reachable);
         drop(theirs);
         wait(&mut liveness, 1, now, |w| is_lost(w, 1));

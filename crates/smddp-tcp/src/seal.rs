@@ -9,6 +9,7 @@
 //! that was replayed, dropped, reordered or changed fails authentication. Both ends derive the
 //! next key after [`RECORDS_PER_KEY`] records and discard the last one. That is well below the limit of data per key
 //! (RFC 8446, section 5.5).
+
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
 
@@ -279,12 +280,14 @@ fn authentication_error() -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use smddp_net::handshake::{HandshakeEnd, Initiator, Listener, Party, Purpose, Responder};
-    use smddp_net::token::Token;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::Arc;
+
+    use smddp_net::handshake::{HandshakeEnd, Initiator, Listener, Party, Purpose, Responder};
+    use smddp_net::token::Token;
+
+    use super::*;
 
     fn keys() -> [Keys; 2] {
         let token = Arc::new(Token::random().unwrap());

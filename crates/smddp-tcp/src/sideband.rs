@@ -1,4 +1,5 @@
 //! Listeners of a group's ranks: this rank's listener, and the addresses of the others.
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! Straggler query: requests the state of ranks that make no progress. The service threads of their processes reply.
+
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -199,11 +200,13 @@ impl StragglerQuery {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::fuzzing::credential;
-    use smddp_net::fuzzing::accept_peer;
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener};
+
+    use smddp_net::fuzzing::accept_peer;
+
+    use super::*;
+    use crate::fuzzing::credential;
 
     fn address(listener: &TcpListener) -> TcpAddress {
         TcpAddress { socket: listener.local_addr().unwrap(), listener_id: Default::default() }

@@ -2,6 +2,7 @@
 
 #[allow(unsafe_code)]
 mod connections;
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,4 +1,5 @@
 //! Fuzzing of the handshake, between its ends and over the unix socket of a process.
+
 use smddp_net::fuzzing::{Script, both_ends};
 use smddp_process::fuzzing::{incoming_connections, memory_reply};
 

@@ -1,4 +1,5 @@
 //! Context memory that an operation lends to the provider until its completion (modes `FI_CONTEXT`, `FI_CONTEXT2`).
+
 use std::ffi::c_void;
 
 use libfabric_sys::fi_context2;

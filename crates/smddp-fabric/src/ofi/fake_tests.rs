@@ -1,4 +1,5 @@
 //! Tests of discovery, devices and options through the real loading code, over a library that imitates EFA's provider.
+
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -22,11 +22,11 @@ mod simulated;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
+
+use super::provider_choice::Provider;
 use rail::OfiRail;
 #[cfg(test)]
 pub(super) use rail::{OPERATIONS, RECEIVES};
-
-use super::provider_choice::Provider;
 
 /// Opens an endpoint on every selected device; returns their common name and the rails.
 pub(crate) fn open(choice: &Provider) -> Result<(String, Vec<OfiRail>), String> {

@@ -1,4 +1,5 @@
 //! Tests of several groups and of many peers: silent peers and lost peers.
+
 use std::time::{Duration, Instant};
 
 use fake_libfabric::{Rule, knob};
@@ -17,7 +18,8 @@ struct RecordingSink {
     arrived: Vec<(usize, u64)>,
 }
 
-impl Sink for RecordingSink {
+// SAFETY: the target is in the staging memory, with room for the largest frame of the test. Only wires access it.
+unsafe impl Sink for RecordingSink {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
         Target::At(self.target)
     }
@@ -165,7 +167,8 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
             .map(|wires| wires.into_iter().map(|w| (w, Vec::<u64>::new())).collect())
             .collect();
         struct Count<'a>(&'a mut Vec<u64>);
-        impl Sink for Count<'_> {
+        // SAFETY: `target` returns no address.
+        unsafe impl Sink for Count<'_> {
             fn target(&mut self, _: usize, _: &Frame) -> Target {
                 Target::Discard
             }
@@ -205,7 +208,8 @@ fn groups_share_an_endpoint_without_mixing_their_frames() {
 #[test]
 fn foreign_messages_are_dropped_without_effect_on_groups() {
     struct Last(u64);
-    impl Sink for Last {
+    // SAFETY: `target` returns no address.
+    unsafe impl Sink for Last {
         fn target(&mut self, _: usize, _: &Frame) -> Target {
             Target::Discard
         }
@@ -248,7 +252,8 @@ fn foreign_messages_are_dropped_without_effect_on_groups() {
 #[test]
 fn answering_peer_is_pinged_again_after_the_ping_interval() {
     struct Nothing;
-    impl Sink for Nothing {
+    // SAFETY: `target` returns no address.
+    unsafe impl Sink for Nothing {
         fn target(&mut self, _: usize, _: &Frame) -> Target {
             Target::Discard
         }

@@ -1,4 +1,5 @@
 //! Tests of frames over a simulated fabric with many seeds, and of each of its rules.
+
 use fake_libfabric::{Rule, knob};
 use smddp_net::wire::{Broken, Wire};
 

@@ -1,4 +1,5 @@
 //! Endpoints of this process on a simulated fabric with EFA's rules, for tests.
+
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
 //! Tests of two endpoints in this process over the installed libfabric; skipped without one.
+
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,7 +35,9 @@ fn byte(index: u64, at: usize) -> u8 {
     (index as usize * 7 + at * 13 + (at >> 8)) as u8
 }
 
-impl Sink for CheckingSink {
+// SAFETY: a target is a slot of `SLOT` bytes in the staging memory, which outlives the wires, or an allocation of `frame.bytes`
+// bytes. The sink reads it in `received`.
+unsafe impl Sink for CheckingSink {
     fn target(&mut self, _: usize, frame: &Frame) -> Target {
         if frame.bytes as usize > smddp_net::wire::INLINE_PAYLOAD {
             return Target::At(self.base.wrapping_add(SLOT * (2 + frame.index as usize % 4)));
@@ -201,7 +204,8 @@ struct AcceptingSink {
     arrived: u64,
 }
 
-impl Sink for AcceptingSink {
+// SAFETY: a target is a slot of `SLOT` bytes in the staging memory. The endpoint keeps that memory, and only wires access the slot.
+unsafe impl Sink for AcceptingSink {
     fn target(&mut self, _: usize, frame: &Frame) -> Target {
         Target::At(self.base.wrapping_add(SLOT * (1 + frame.index as usize % 5)))
     }

@@ -1,4 +1,5 @@
 //! Address records: addresses of ranks in the store while their group is created.
+
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! Connections of the children: acceptance, authentication and their messages.
+
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Claim of a process on its rank, for as long as its group is open: a listening socket, named in the rank's address record.
+
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 

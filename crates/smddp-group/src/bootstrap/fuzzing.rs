@@ -1,4 +1,5 @@
 //! Fuzz target: data that a rank receives from its sockets and from the store while its group is created.
+
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -5,6 +5,7 @@
 //! ```
 //!
 //! A relay that passes on the proofs therefore cannot change, repeat or omit a frame.
+
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

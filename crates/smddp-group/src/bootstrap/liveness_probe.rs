@@ -1,5 +1,6 @@
 //! Liveness probe of a rank that has not connected yet: an idle connection to its listener, which the system closes when its process
 //! ends.
+
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

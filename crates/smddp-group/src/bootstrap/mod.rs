@@ -40,6 +40,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smddp_base::CloseOnFork;
+use smddp_base::random::bytes as random;
+use smddp_net::handshake::{PROTOCOL, ProcessUid};
+use smddp_net::token::Token;
+use smddp_process::listen;
 
 use crate::RankInfo;
 pub use address::rank_label;
@@ -51,11 +56,6 @@ use liveness_probe::LivenessProbe;
 use parent::ParentLink;
 pub use payload::{StartupFailure, TreeResult};
 use payload::{encode_downward, encode_payload};
-use smddp_base::CloseOnFork;
-use smddp_base::random::bytes as random;
-use smddp_net::handshake::{PROTOCOL, ProcessUid};
-use smddp_net::token::Token;
-use smddp_process::listen;
 
 /// Maximum size of one rank's information in bytes. That of an EFA rank with 32 rails takes a tenth.
 const MAX_RANK_INFO: usize = 32 << 10;

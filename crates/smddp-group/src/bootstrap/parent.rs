@@ -1,4 +1,5 @@
 //! Connection to the parent: its address record, attempts, this rank's message and the result.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Messages of the tree: rank information upwards and downwards, or the failure of the group.
+
 use std::io;
 
 use serde::{Deserialize, Serialize};

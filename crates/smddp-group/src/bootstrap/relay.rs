@@ -1,4 +1,5 @@
 //! Messages between a rank and a parent that it cannot reach, which the caller relays, for example through the store.
+
 use smddp_net::token::TAG;
 
 use super::children::ChildLink;

@@ -1,4 +1,5 @@
 //! Access to the transport of a message.
+
 use std::ops::{Deref, DerefMut};
 
 use smddp_base::MessageTransport;

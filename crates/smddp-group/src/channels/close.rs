@@ -1,4 +1,5 @@
 //! The end of a group on this rank: abort reports and leave frames.
+
 use std::time::{Duration, Instant};
 
 use smddp_base::MAX_ABORT_REPORT;

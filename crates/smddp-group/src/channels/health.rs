@@ -1,4 +1,5 @@
 //! Facts about the other ranks of a group: progress, faults, and wait notices.
+
 use std::time::{Duration, Instant};
 
 use smddp_base::{CallFingerprint, Fault};

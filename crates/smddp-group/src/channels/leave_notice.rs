@@ -1,4 +1,5 @@
 //! Last error of a process, sent with `Leave` to ranks that cannot read its memory.
+
 use std::time::{Duration, Instant};
 
 use smddp_net::frame::Frame;

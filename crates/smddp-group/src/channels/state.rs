@@ -1,4 +1,5 @@
 //! State of a rank's channels and messages, and validation of the frames that a wire receives for them.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -212,7 +213,11 @@ impl ChannelState {
     }
 }
 
-impl Sink for ChannelState {
+// SAFETY: the targets of collectives and messages are slots of staging regions, or memory of the caller. Their size is checked
+// against `frame.bytes`. A region returns to the pool after its payloads are received. Memory of the caller is valid until
+// `release_user_buffers`. The other targets are allocations of `frame.bytes` bytes, which are never replaced. They are read after
+// they are received.
+unsafe impl Sink for ChannelState {
     fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].contacted = true;
         if self.peers[peer].protocol_error.is_some() {

@@ -1,4 +1,5 @@
 //! Queries of the progress and activity of ranks of other nodes.
+
 use std::time::{Duration, Instant};
 
 pub(super) use smddp_tcp::straggler_query::QueryResult;

@@ -1,4 +1,5 @@
 //! Tests of a waiting rank, with a clock that the test controls.
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

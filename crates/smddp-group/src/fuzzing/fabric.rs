@@ -1,4 +1,5 @@
 //! Fuzzing of the fabric transport: arbitrary messages of peer endpoints, and completions of posted operations.
+
 use std::sync::{Arc, Mutex};
 
 use smddp_fabric::endpoint::{FabricAddress, FabricEndpoint};

@@ -5,8 +5,6 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::joint::{InterNode, Prepared, TransportOptions};
-use crate::{Group, Outgoing};
 use smddp_base::{CallFingerprint, Channels, Envelope, Fault, MessageId, RecvChannel, SendChannel};
 #[cfg(test)]
 use smddp_net::frame::{Frame, Kind};
@@ -16,6 +14,9 @@ use smddp_net::socket_io::advance;
 use smddp_net::token::Token;
 use smddp_tcp::TcpAddress;
 pub(crate) use smddp_tcp::address::{Credential, Purpose};
+
+use crate::joint::{InterNode, Prepared, TransportOptions};
+use crate::{Group, Outgoing};
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
 pub(crate) const SLOT_BYTES: usize = 5_000;

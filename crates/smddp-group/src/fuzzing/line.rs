@@ -1,4 +1,5 @@
 //! Wire that keeps the contract of `Wire` towards its sink, and whose peers send arbitrary frames.
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
 //! Rank that follows the protocol, over a wire that delivers arbitrary frames.
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
 //! Fuzzing of rank infos from a store.
+
 use crate::RankInfo;
 use crate::joint::fuzzing::evaluate;
 

@@ -1,4 +1,5 @@
 //! Fuzzing of the frame sink: frames in any order from several peers, during operations of a rank.
+
 use smddp_net::frame::{CLASSES, Frame, Kind};
 use smddp_net::fuzzing::Script;
 

@@ -1,4 +1,5 @@
 //! Fuzzing of the TCP transport: several connections as one rank, with arbitrary bytes on each.
+
 use std::io::Write;
 use std::net::TcpStream;
 

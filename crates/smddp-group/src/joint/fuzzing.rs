@@ -1,4 +1,5 @@
 //! Fuzz target support: evaluation of rank information.
+
 use super::join::nodes;
 use super::transports::check_addresses;
 use crate::RankInfo;

@@ -1,4 +1,5 @@
 //! One rank's part of a group: shared memory with the ranks of its node, and a wire to the ranks of other nodes.
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -164,12 +165,16 @@ impl Group {
         }
     }
 
+    /// Sets a receive target of the operation just begun.
     fn set_recv_target(&mut self, &RecvTarget { channel, at, bytes, stride }: &RecvTarget) {
         let Some(remote) = &mut self.remote else {
-            return self.local.set_recv_target(channel, at, bytes, stride);
+            // SAFETY: `begin` requires that the memory belongs to the operation until that ends or the buffers are released. The owner
+            // of the group reads no message of the operation afterwards.
+            return unsafe { self.local.set_recv_target(channel, at, bytes, stride) };
         };
         match remote.routes.recvs[channel] {
-            RecvRoute::Local(channel) => self.local.set_recv_target(channel, at, bytes, stride),
+            // SAFETY: as above.
+            RecvRoute::Local(channel) => unsafe { self.local.set_recv_target(channel, at, bytes, stride) },
             RecvRoute::Remote(channel) => remote.net.recv_in_place(channel, at, bytes, stride),
         }
     }
@@ -181,9 +186,11 @@ impl Group {
         }
     }
 
-    /// Adjusts addresses after the memory of the collective in progress has moved to `moved(address)`, with all received data.
+    /// Adjusts addresses after the memory of the collective in progress has moved to `moved(address)`, with all received data. From now
+    /// on the rules of [`Self::begin`] for `targets` apply to the new memory.
     pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
-        self.local.relocate(moved);
+        // SAFETY: the new memory follows the rules of `begin` for targets, as the old memory did.
+        unsafe { self.local.relocate(moved) };
         if let Some(remote) = &mut self.remote {
             remote.net.relocate(moved);
         }

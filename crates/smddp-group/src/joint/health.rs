@@ -1,4 +1,5 @@
 //! Facts about the other ranks of a group: their progress, errors and deaths.
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

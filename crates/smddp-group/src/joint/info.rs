@@ -1,4 +1,5 @@
 //! Facts about a group that do not change.
+
 use std::sync::Arc;
 
 use smddp_process::{Endpoint, Sleeper};

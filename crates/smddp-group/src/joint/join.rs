@@ -1,4 +1,5 @@
 //! Creation of a group: the transports that this rank offers, and their selection from the offers of all ranks.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -120,7 +121,7 @@ impl Prepared {
     /// Creates this rank's part of the tree through which ranks exchange their information.
     ///
     /// # Errors
-    /// The rank cannot open its listeners, or the kernel returns no random bytes.
+    /// The rank cannot open its unix listener: the kernel provides no socket.
     pub fn tree(&mut self) -> io::Result<RankTree> {
         let shared = self.rank_info().token.clone();
         let token = shared.map(|shared| self.trust(&shared));
@@ -128,10 +129,11 @@ impl Prepared {
     }
 
     /// Connects `tree` to its parent. `first`, `parent`: address records of rank 0 and of the parent. Returns true if the parent's
-    /// record is a new one. An error names the rank whose record is invalid.
+    /// record is a new one.
     ///
     /// # Errors
-    /// A record is invalid; the text names its rank.
+    /// A record is malformed, or belongs to another version or another job token, or that of rank 0 has no group token. The text names
+    /// the rank.
     pub fn connect_parent(
         &mut self,
         tree: &mut RankTree,

@@ -1,4 +1,5 @@
 //! Queries of ranks of this node in progress.
+
 use smddp_process::activity_query::ActivityQuery;
 
 /// Queries of the activity of ranks of this node.

@@ -1,4 +1,5 @@
 //! Point-to-point messages of a group.
+
 use smddp_base::{Envelope, MessageId};
 
 use super::group::Group;

@@ -1,4 +1,5 @@
 //! Transport options from the settings.
+
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! Routing of a call's channels: through shared memory to ranks of this node, over the wire to ranks of other nodes, or both.
+
 use std::sync::Arc;
 
 use smddp_base::{Channels, RecvChannel, SendChannel};

@@ -1,4 +1,5 @@
 //! A wire that follows the script of a test.
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

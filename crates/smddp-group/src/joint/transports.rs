@@ -1,4 +1,5 @@
 //! Transports of a rank to other nodes, and the selection of the transport that a group uses.
+
 use std::sync::Arc;
 
 use smddp_fabric::process_endpoint::{discovery_log, separate, shared};
@@ -49,7 +50,7 @@ impl LocalTransports {
             )
             .map(|tcp| {
                 let loopback = tcp.interface.loopback;
-                (transports.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
+                (transports.group_listener.insert(tcp.group_listener(rank, size)).address().clone(), loopback)
             });
         }
         if inter_node == InterNode::Fabric || inter_node == InterNode::Auto && may_have_efa() {

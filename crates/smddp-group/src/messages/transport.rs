@@ -1,4 +1,5 @@
 //! Steps of a message at its sender and its receiver.
+
 use smddp_base::{Envelope, MessageId, MessageTransport};
 use smddp_net::frame::{Frame, Kind};
 use smddp_net::wire::Payload;
@@ -54,14 +55,14 @@ impl MessageTransport for RemoteMessages {
                 self.staging.take(if out.eager { out.bytes } else { MAX_IN_FLIGHT as usize * FRAGMENT });
         }
         if out.eager {
-            return Some((self.staging.address(out.region?), out.bytes));
+            return Some((self.staging.address(out.region.as_ref()?), out.bytes));
         }
-        Some((self.staging.address(out.region?).wrapping_add(slot * FRAGMENT), FRAGMENT))
+        Some((self.staging.address(out.region.as_ref()?).wrapping_add(slot * FRAGMENT), FRAGMENT))
     }
 
     fn publish(&mut self, MessageId { number: stream, .. }: MessageId, bytes: usize) {
         if let Some(out) = self.outgoing.get_mut(&stream)
-            && let Some(region) = out.region
+            && let Some(region) = &out.region
         {
             let slot = out.sent % MAX_IN_FLIGHT;
             let payload = self.staging.address(region).wrapping_add(slot as usize * FRAGMENT).cast_const();
@@ -153,7 +154,7 @@ impl MessageTransport for RemoteMessages {
         let incoming = self.incoming.get_mut(&message)?;
         if !incoming.eager && incoming.region.is_none() {
             incoming.region = self.staging.take(MAX_IN_FLIGHT as usize * FRAGMENT);
-            incoming.region?;
+            incoming.region.as_ref()?;
             let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, message.number) };
             queue_control(&mut self.due, message.peer, granted);
         }
@@ -161,10 +162,10 @@ impl MessageTransport for RemoteMessages {
             return None;
         }
         if incoming.eager {
-            return Some((self.staging.address(incoming.region?).cast_const(), incoming.bytes));
+            return Some((self.staging.address(incoming.region.as_ref()?).cast_const(), incoming.bytes));
         }
         let slot = (incoming.released % MAX_IN_FLIGHT) as usize * FRAGMENT;
-        Some((self.staging.address(incoming.region?).wrapping_add(slot).cast_const(), FRAGMENT))
+        Some((self.staging.address(incoming.region.as_ref()?).wrapping_add(slot).cast_const(), FRAGMENT))
     }
 
     fn release(&mut self, message: MessageId) {

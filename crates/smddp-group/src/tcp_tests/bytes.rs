@@ -1,4 +1,5 @@
 //! Malformed frames of an authenticated peer.
+
 use std::io::Write;
 use std::net::Shutdown;
 

@@ -1,4 +1,5 @@
 //! Connections to groups that end.
+
 use std::net::TcpListener;
 
 use smddp_tcp::address::{Credential, Purpose};

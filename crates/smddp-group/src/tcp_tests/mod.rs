@@ -4,6 +4,7 @@ mod bytes;
 mod calls;
 mod onlooker;
 mod unauthenticated;
+
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::Arc;

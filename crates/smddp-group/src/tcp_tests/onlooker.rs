@@ -1,4 +1,5 @@
 //! Attacker between two hosts, who reads their traffic and may change it.
+
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Mutex;

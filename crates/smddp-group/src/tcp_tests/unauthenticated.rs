@@ -1,4 +1,5 @@
 //! Connections without the token, and connections with it that claim a rank that is already connected.
+
 use std::io::Write;
 
 use smddp_net::handshake::{GREETING_BYTES, HandshakeEnd, PROOF_BYTES, REPLY_BYTES};

@@ -1,4 +1,5 @@
 //! Fuzz targets, and the peer of a handshake, for tests.
+
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::net::TcpStream;

@@ -1,4 +1,5 @@
 //! Decoder of arbitrary bytes into actions and values.
+
 use crate::frame::{Frame, Kind};
 
 /// Bytes of a fuzz input that are not decoded yet.

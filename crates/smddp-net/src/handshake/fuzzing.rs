@@ -1,4 +1,5 @@
 //! Fuzzing of both ends of a handshake, connected by a network that fragments, changes, omits and adds bytes.
+
 use std::sync::Arc;
 
 use super::{GREETING_BYTES, Greeting, HandshakeEnd, Initiator, Listener, Party, Purpose, Responder};

@@ -1,4 +1,5 @@
 //! Connecting end of a handshake.
+
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 

@@ -22,11 +22,11 @@ mod tests;
 
 use std::io;
 
-pub use initiator::{Initiator, is_closed};
-pub use responder::Responder;
 use serde::{Deserialize, Serialize};
 
 use crate::token::random_secret;
+pub use initiator::{Initiator, is_closed};
+pub use responder::Responder;
 
 /// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
 /// handshake.

@@ -1,4 +1,5 @@
 //! Accepting end of a handshake.
+
 use std::io;
 use std::sync::Arc;
 

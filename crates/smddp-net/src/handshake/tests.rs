@@ -1,4 +1,5 @@
 //! Tests of both ends without a socket.
+
 use std::sync::Arc;
 
 use super::*;

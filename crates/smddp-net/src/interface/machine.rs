@@ -1,4 +1,5 @@
 //! Interfaces of this machine, read with `getifaddrs` and sysfs.
+
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
@@ -10,7 +11,7 @@ use super::{Address, Interface};
 /// Returns all interfaces of this process's network namespace, sorted by index.
 ///
 /// # Errors
-/// Those of the kernel.
+/// `getifaddrs` fails.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut by_name: BTreeMap<String, Interface> = BTreeMap::new();
     for entry in entries()? {

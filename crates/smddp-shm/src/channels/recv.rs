@@ -1,4 +1,5 @@
 //! Receive channels of a rank: location and consumption of messages in their writers' memory.
+
 use smddp_base::{CallFingerprint, Fault, Mismatch};
 use smddp_process::layout::*;
 use smddp_process::single_copy;
@@ -91,13 +92,20 @@ impl LocalChannels {
     }
 
     /// Sets the receive target of a channel whose messages the kernel reads: `bytes` bytes at `at`, with `stride` bytes from one
-    /// message to the next. The target belongs to the operation just begun and must remain valid until it ends.
-    pub fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+    /// message to the next. The target belongs to the operation just begun.
+    ///
+    /// # Safety
+    /// These bytes are writable memory. It remains valid, and only this channel writes to it, until the last [`Self::recv_slot`] of
+    /// this channel in this operation, or until [`Self::relocate`] replaces the address.
+    pub unsafe fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         self.recv_targets.set(recv_channel, at, bytes, stride);
     }
 
     /// Adjusts the receive targets after the memory of the collective in progress has moved.
-    pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+    ///
+    /// # Safety
+    /// The contract of [`Self::set_recv_target`] holds for each receive target at the address that `moved` returns for its address.
+    pub unsafe fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.recv_targets.relocate(moved);
     }
 
@@ -111,8 +119,8 @@ impl LocalChannels {
         let to = self.recv_targets.address_of(recv_channel, at.slot_bytes, first, bytes);
         if fetched <= taken {
             let peer = &self.ranks.peers[want.rank];
-            // SAFETY: `to` is the receive target of these bytes, or the buffer of this channel, which is at least as long as the message.
-            // Only this channel writes there until the operation ends.
+            // SAFETY: `to` has room for the message. It is in the receive target, which is valid by the contracts of `set_recv_target` and
+            // `relocate`, or it is the buffer of this channel. Only this channel writes there.
             let read = peer
                 .readable_pid()
                 .map(|pid| unsafe { single_copy::read(pid, at.slots.wrapping_add(first), to, bytes) });

@@ -1,4 +1,5 @@
 //! Send channels of a rank: location of an operation's messages and their publication.
+
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
@@ -100,10 +101,10 @@ impl LocalChannels {
         let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + slots * depth;
         let (want, least) = channel_layout.depth;
         let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
-        let depth = if region.bytes >= bytes(want) {
+        let depth = if region.bytes() >= bytes(want) {
             want
         } else {
-            (region.bytes - fixed.next_multiple_of(GRAIN)).checked_div(slots).unwrap_or(want).max(least)
+            (region.bytes() - fixed.next_multiple_of(GRAIN)).checked_div(slots).unwrap_or(want).max(least)
         };
         let memory = &endpoint.memory;
         let mut line = channel_layout.send_channels.len() * ENTRY;
@@ -116,28 +117,28 @@ impl LocalChannels {
             let (slots, slot_bytes, slot_count, kind) = match location(channel) {
                 Some((Location::Symmetric(offset), stride)) => {
                     endpoint.symmetric.messages.fetch_add(send_channel.messages, Ordering::Relaxed);
-                    (offset - region.offset, *stride, messages, IN_SYMMETRIC)
+                    (offset - region.offset(), *stride, messages, IN_SYMMETRIC)
                 }
                 Some((Location::Address(at), stride)) => {
-                    endpoint.single_copies.fetch_add(send_channel.messages, Ordering::Relaxed);
+                    endpoint.count_single_copies(send_channel.messages);
                     (*at, *stride, messages, IN_PRIVATE_MEMORY)
                 }
                 None => (slot, slot_stride, depth, IN_SLOTS),
             };
-            let entry = region.offset + channel * ENTRY;
+            let entry = region.offset() + channel * ENTRY;
             let fields = [line, slots, slot_bytes, slot_count, send_channel.bytes as usize, kind as usize];
             for (i, value) in fields.into_iter().enumerate() {
                 memory.flag64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
-            memory.flag64(region.offset + line).store(0, Ordering::Relaxed);
+            memory.flag64(region.offset() + line).store(0, Ordering::Relaxed);
             for (i, &reader) in send_channel.readers.iter().enumerate() {
                 // A reader on another node never blocks this channel.
                 let read = if reader == SendChannel::REMOTE { u64::MAX } else { 0 };
-                memory.flag64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
+                memory.flag64(region.offset() + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
             self.sends.push(LocalSend {
-                lines: region.offset + line,
-                slots: if kind == IN_PRIVATE_MEMORY { slots } else { region.offset + slots },
+                lines: region.offset() + line,
+                slots: if kind == IN_PRIVATE_MEMORY { slots } else { region.offset() + slots },
                 slot_bytes,
                 depth: slot_count as u64,
                 sent: 0,

@@ -1,4 +1,5 @@
 //! Fuzzing of the shared-memory transport: a peer writes arbitrary values at any time.
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

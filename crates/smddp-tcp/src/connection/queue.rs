@@ -1,4 +1,5 @@
 //! Frames that a connection has accepted and not yet sent.
+
 use smddp_net::frame::HEADER;
 use smddp_net::wire::Ticket;
 

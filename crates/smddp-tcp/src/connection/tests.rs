@@ -1,4 +1,5 @@
 //! Tests of one connection over the loopback interface.
+
 use std::net::TcpListener;
 
 use smddp_net::frame::Kind;
@@ -94,7 +95,8 @@ fn bytes_to_a_closed_peer_count_as_acknowledged() {
 
 struct Tickets(Vec<Ticket>);
 
-impl Sink for Tickets {
+// SAFETY: `target` returns no address.
+unsafe impl Sink for Tickets {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
         Target::Discard
     }

@@ -1,4 +1,5 @@
 //! A frame for which the sink has no target yet.
+
 use std::io::Write;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -28,7 +29,8 @@ struct Late {
     buffer: [u8; 8],
 }
 
-impl Sink for Late {
+// SAFETY: the only payload has 8 bytes. The sink does not move, and the test reads `buffer` after the frame is received.
+unsafe impl Sink for Late {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
         self.queried += 1;
         if self.open { Target::At(self.buffer.as_mut_ptr()) } else { Target::Later }

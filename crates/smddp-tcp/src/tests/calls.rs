@@ -1,4 +1,5 @@
 //! Connection attempts that fail.
+
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

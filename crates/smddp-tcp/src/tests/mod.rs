@@ -5,6 +5,7 @@ mod again;
 mod calls;
 #[allow(unsafe_code)]
 mod quiet;
+
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -1,4 +1,5 @@
 //! Peers that do not read, and hosts that do not respond.
+
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -30,7 +31,8 @@ const LIMITS: HostLivenessLimits = HostLivenessLimits {
 #[derive(Default)]
 struct Sent(u64);
 
-impl Sink for Sent {
+// SAFETY: `target` returns no address.
+unsafe impl Sink for Sent {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
         Target::Discard
     }

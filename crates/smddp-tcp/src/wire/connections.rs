@@ -1,4 +1,5 @@
 //! Connections of a wire: opened by this rank or accepted from its peers, at most one per peer and class in the end.
+
 use smddp_net::frame::{Frame, Kind};
 
 use super::super::address::Purpose;

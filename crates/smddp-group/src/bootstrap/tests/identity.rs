@@ -1,4 +1,5 @@
 //! Tests of an attacker without the token between the ranks or with write access to the store: the group fails with a reason.
+
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};

@@ -2,6 +2,7 @@
 
 #[allow(unsafe_code)]
 mod identity;
+
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
