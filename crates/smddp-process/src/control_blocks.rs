@@ -11,7 +11,7 @@ use super::layout::{CONTROL, CONTROL_BYTES, PAGE};
 use super::memory::SharedMemory;
 use super::pool::ReleaseCondition;
 
-/// Control block of a group, or ring of its messages. Only [`ControlBlocks`] creates blocks, and a block cannot be copied, so it has
+/// Control block of a group, or ring of its messages. Only `ControlBlocks` creates blocks, and a block cannot be copied, so it has
 /// one owner and is given back at most once. A dropped block is never used again.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
