@@ -289,7 +289,7 @@ def kind(case: Case) -> str:
 
 
 def chosen(cases: list[Case], most: int) -> list[Case]:
-    """Returns at most `most` cases: those of each last verdict in turn, short cases first."""
+    """Returns at most `most` cases: round-robin over the last verdicts, short cases first."""
     groups: dict[tuple, list[Case]] = {}
     for case in sorted(cases, key=lambda case: (len(case.text("")), case.text(""))):
         groups.setdefault((kind(case), case.size, plain(case.steps[-1].verdict)), []).append(case)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "crates").glob("*/Cargo.toml"))
 #: Files that build wheels.
 BUILDS = ["Makefile", "scripts/build-wheel.sh", "scripts/check-package.sh"]
-#: Options of cargo and maturin that turn features on.
+#: Options of cargo and maturin that enable features.
 FEATURES = re.compile(r"--features\b|--all-features\b|(?<=\s)-F\s*\w|MATURIN_PEP517_ARGS")
 
 
@@ -22,7 +22,7 @@ def manifest(path: Path) -> dict:
 def test_no_crate_turns_the_recorder_on(path: Path) -> None:
     crate = manifest(path)
     features = crate.get("features", {})
-    assert "default" not in features, "a default feature may turn another one on"
+    assert "default" not in features, "a default feature may enable another one"
     passed_on = {name: [part for part in parts if part.endswith("record")] for name, parts in features.items()}
     assert {name for name, parts in passed_on.items() if parts} <= {"record"}
     tables = [crate, *crate.get("target", {}).values()]

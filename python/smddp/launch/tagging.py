@@ -64,7 +64,7 @@ class TaggedOutput:
             stream.target.write(text)
             stream.target.flush()
         except OSError:
-            # The reader is gone. The ranks get the same error from their closed pipes.
+            # The reader has closed its end. The ranks get the same error from their closed pipes.
             for key in list(self._selector.get_map().values()):
                 if key.data.target is stream.target:
                     self._close(key)
