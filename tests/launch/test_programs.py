@@ -228,10 +228,10 @@ def test_tagged_lines_name_their_rank_and_do_not_mix():
 
 def test_tagged_output_ends_with_its_reader_and_keeps_all_lines_of_a_slow_one(tmp_path):
     script = "for i in range(5000): print('a' * 50, i)"
-    program = f"{BIN / 'smddprun'} --nproc 2 --tag-output {sys.executable} -c \"{script}\""
+    program = f'{BIN / "smddprun"} --nproc 2 --tag-output {sys.executable} -c "{script}"'
     environment = {**clean(), "OMP_NUM_THREADS": "1"}
     closed = subprocess.run(f"{program} | head -n 1", shell=True, env=environment, capture_output=True, timeout=60)
-    assert closed.stdout.count(b"\n") == 1 and b"Traceback (most recent call last):\n  File \"/" not in closed.stderr
+    assert closed.stdout.count(b"\n") == 1 and b'Traceback (most recent call last):\n  File "/' not in closed.stderr
     slow = subprocess.run(f"{program} | (sleep 2; wc -l)", shell=True, env=environment, capture_output=True, timeout=60)
     assert int(slow.stdout) == 10_000, slow.stderr
 

@@ -95,9 +95,7 @@ def follow_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _wait(
-    ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str, output: TaggedOutput | None
-) -> int:
+def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str, output: TaggedOutput | None) -> int:
     running = dict(enumerate(ranks))
     status, until = 0, None
     while running:

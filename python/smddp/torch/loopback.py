@@ -180,5 +180,6 @@ class Mailbox:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"group `{self._group}` is closed: {this_rank(self._rank)} destroyed or aborted it; create a new group to continue"
+                f"group `{self._group}` is closed: {this_rank(self._rank)} destroyed or aborted it; "
+                "create a new group to continue"
             )
