@@ -230,8 +230,12 @@ def test_tagged_output_ends_with_its_reader_and_keeps_all_lines_of_a_slow_one(tm
     script = "for i in range(5000): print('a' * 50, i)"
     program = f'{BIN / "smddprun"} --nproc 2 --tag-output {sys.executable} -c "{script}"'
     environment = {**clean(), "OMP_NUM_THREADS": "1"}
-    closed = subprocess.run(f"{program} | head -n 1", shell=True, env=environment, capture_output=True, timeout=60)
-    assert closed.stdout.count(b"\n") == 1 and b'Traceback (most recent call last):\n  File "/' not in closed.stderr
+    shell = ("bash", "-c", f"{program} | head -n 1; echo status ${{PIPESTATUS[0]}}")
+    closed = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60)
+    # The ranks fail by their closed pipes, and the launcher reports that.
+    assert closed.stdout.splitlines()[1:] == ["status 1"], closed
+    assert "ended with exit status 1" in closed.stderr and "cannot start" not in closed.stderr, closed.stderr
+    assert 'Traceback (most recent call last):\n  File "/' not in closed.stderr, closed.stderr
     slow = subprocess.run(f"{program} | (sleep 2; wc -l)", shell=True, env=environment, capture_output=True, timeout=60)
     assert int(slow.stdout) == 10_000, slow.stderr
 

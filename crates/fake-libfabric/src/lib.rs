@@ -61,6 +61,24 @@ impl SimulatedFabric {
         fabric.with(knob::DEVICES, 1)
     }
 
+    /// Creates a fabric with EFA's rules, small limits and emulated writes, then sets `knobs`.
+    ///
+    /// # Panics
+    /// See [`SimulatedFabric::new`].
+    pub fn with_small_limits(seed: u64, knobs: &[(u64, u64)]) -> Self {
+        let small = [
+            (knob::SEED, seed),
+            (knob::EMULATED_WRITE, 1),
+            (knob::MESSAGE, 8192),
+            (knob::ONE_SIDED, 1 << 20),
+            (knob::OPERATIONS, 64),
+            (knob::RECEIVES, 1024),
+        ];
+        let fabric = Self::new();
+        small.iter().chain(knobs).for_each(|&(knob, value)| fabric.set(knob, value));
+        fabric
+    }
+
     /// Sets a knob; returns the fabric.
     pub fn with(self, knob: u64, value: u64) -> Self {
         self.set(knob, value);

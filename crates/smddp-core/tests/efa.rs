@@ -6,8 +6,8 @@
 #[expect(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
-use common::{ALL, TIMEOUT, efa_links, over, simulated_efa, try_one};
-use fake_libfabric::knob;
+use common::{ALL, TIMEOUT, efa_links, over, try_one};
+use fake_libfabric::{SimulatedFabric, knob};
 
 /// Runs all collectives for one seed, with sizes from zero to many segments. The seed determines ranks, nodes and
 /// rails.
@@ -16,7 +16,7 @@ fn seed(seed: u64) {
     let each = 1 + (seed / 5 % 3) as usize;
     let knobs =
         [(knob::DEVICES, [1, 2, 4][(seed / 15 % 3) as usize]), (knob::EMULATED_WRITE, (seed / 45 + 1) % 2)];
-    let fabric = simulated_efa(seed, &knobs);
+    let fabric = SimulatedFabric::with_small_limits(seed, &knobs);
     over(efa_links(size, each, &fabric), TIMEOUT, |comm| {
         for (i, &collective) in ALL.iter().enumerate() {
             let counts = [0, 3, 700, 5_000, 40_000, 90_001];

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import selectors
 import sys
+import termios
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -32,31 +35,39 @@ class TaggedOutput:
         for pipe, target in ((stdout, sys.stdout.buffer), (stderr, sys.stderr.buffer)):
             self._selector.register(pipe, selectors.EVENT_READ, _Stream(f"[{rank}] ".encode(), target))
 
-    def copy(self, seconds: float) -> bool:
-        """Copies what has arrived; waits for it at most `seconds`. Returns False if nothing has arrived."""
-        ready = self._selector.select(seconds)
-        for key, _ in ready:
-            stream: _Stream = key.data
-            chunk = os.read(key.fd, _LONGEST_LINE)
-            # A carriage return ends a line, too: progress bars end with it.
-            *lines, rest = (stream.rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\r\n").split(b"\n")
-            if not chunk or len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, *([rest] if rest else [])], b""
-            stream.rest = rest
-            if not chunk:
-                self._close(key)
-            if lines:
-                self._write(stream, lines)
-        return bool(ready)
+    def copy(self, seconds: float) -> None:
+        """Copies what has arrived; waits for it at most `seconds`."""
+        for key, _ in self._selector.select(seconds):
+            self._read(key)
 
     def finish(self) -> None:
-        """Copies the last lines of ranks that have ended. A process that a rank started may keep its pipe open."""
-        while self.copy(0):
-            pass
+        """Copies what ranks that have ended left in their pipes. A process that a rank started may write further lines;
+        they are not copied."""
         for key in list(self._selector.get_map().values()):
+            left = array.array("i", [0])
+            fcntl.ioctl(key.fd, termios.FIONREAD, left)
+            while left[0] > 0 and (count := self._read(key)):
+                left[0] -= count
             if key.data.rest:
                 self._write(key.data, [key.data.rest])
             self._close(key)
+
+    def _read(self, key: selectors.SelectorKey) -> int:
+        """Copies the lines of one read, and returns its bytes: 0 at the end of the output."""
+        if key.fd not in self._selector.get_map():
+            return 0  # closed with the other pipes of its target
+        stream: _Stream = key.data
+        chunk = os.read(key.fd, _LONGEST_LINE)
+        # A carriage return ends a line, too: progress bars end with it.
+        *lines, rest = (stream.rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\r\n").split(b"\n")
+        if rest and (not chunk or len(rest) > _LONGEST_LINE):
+            lines, rest = [*lines, rest], b""
+        stream.rest = rest
+        if not chunk:
+            self._close(key)
+        if lines:
+            self._write(stream, lines)
+        return len(chunk)
 
     def _write(self, stream: _Stream, lines: list[bytes]) -> None:
         text = b"".join(stream.tag + line + (b"" if line.endswith(b"\r") else b"\n") for line in lines)
@@ -64,7 +75,9 @@ class TaggedOutput:
             stream.target.write(text)
             stream.target.flush()
         except OSError:
-            # The reader has closed its end. The ranks get the same error from their closed pipes.
+            # The reader has closed its end. The ranks get the same error from their closed pipes, and the interpreter
+            # flushes the rest to /dev/null at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.target.fileno())
             for key in list(self._selector.get_map().values()):
                 if key.data.target is stream.target:
                     self._close(key)

@@ -58,15 +58,12 @@ impl Engine {
     /// Updates the facts.
     fn observe(&mut self, now: Instant) {
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
-        let is_querying = self.monitor.is_querying();
-        let mut health = self.group.health();
-        if is_querying {
-            health.poll_query(now, &mut self.facts);
+        if self.monitor.is_querying() {
+            self.group.health().poll_query(now, &mut self.facts);
         } else if self.facts.is_querying {
             self.cancel_query();
-            health = self.group.health();
         }
-        health.observe(now, seq, &mut self.facts);
+        self.group.health().observe(now, seq, &mut self.facts);
     }
 
     /// Ends a query in progress, and removes the results of the last query.

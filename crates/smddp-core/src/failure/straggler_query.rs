@@ -49,7 +49,7 @@ pub(super) struct StragglerQuery {
     begun: Instant,
     /// End of the time limit for ranks of other nodes.
     until: Instant,
-    /// Ranks of other nodes that are not known to have begun the operation when the query starts: those that are
+    /// Ranks of other nodes that are not known to have begun the operation when the query starts: the ranks that are
     /// queried first, and the others.
     first: Vec<usize>,
     rest: Vec<usize>,

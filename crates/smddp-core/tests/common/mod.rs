@@ -8,7 +8,7 @@ pub(crate) mod procs;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use fake_libfabric::{SimulatedFabric, knob};
+use fake_libfabric::SimulatedFabric;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
 use smddp_fabric::provider_choice;
 use smddp_group::joint::{InterNode, Joined, Prepared, TransportOptions, WireScript};
@@ -107,7 +107,7 @@ impl Wire {
             }
             // A group of one rank has no wire.
             Wire::Efa(_) if size == 1 => Wire::Shm.links(size),
-            Wire::Efa(seed) => efa_links(size, 1, &simulated_efa(seed, &[])),
+            Wire::Efa(seed) => efa_links(size, 1, &SimulatedFabric::with_small_limits(seed, &[])),
             Wire::Dying(victim, at) => {
                 let script = WireScript { death: Some(at), ..WireScript::default() };
                 joined(size, |rank| node(rank, 1), |rank| (rank == victim).then(|| script.clone()))
@@ -167,19 +167,6 @@ fn joined(
     }
     let infos: Vec<_> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     prepared.into_iter().map(|p| p.connect(infos.clone()).unwrap()).collect()
-}
-
-/// Creates a simulated fabric with EFA's rules, small limits and emulated writes, then sets `knobs`.
-pub(crate) fn simulated_efa(seed: u64, knobs: &[(u64, u64)]) -> SimulatedFabric {
-    let fabric = SimulatedFabric::new()
-        .with(knob::SEED, seed)
-        .with(knob::EMULATED_WRITE, 1)
-        .with(knob::MESSAGE, 8192)
-        .with(knob::ONE_SIDED, 1 << 20)
-        .with(knob::OPERATIONS, 64)
-        .with(knob::RECEIVES, 1024);
-    knobs.iter().for_each(|&(knob, value)| fabric.set(knob, value));
-    fabric
 }
 
 /// Nodes of `each` ranks over a simulated fabric that this thread has just created. Each rank has an endpoint.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use fake_libfabric::SimulatedFabric;
 use smddp_core::{Collective, Communicator};
 
 use crate::common::job::Job;
-use crate::common::{ALL, Wire, efa_links, fabric_links, over, simulated_efa};
+use crate::common::{ALL, Wire, efa_links, fabric_links, over};
 
 const DEADLINE: Duration = Duration::from_secs(600);
 
@@ -36,7 +37,7 @@ fn late(by: Duration, count: usize) {
         }
         for collective in ALL {
             scope.spawn(move || {
-                let links = efa_links(2, 1, &simulated_efa(0, &[]));
+                let links = efa_links(2, 1, &SimulatedFabric::with_small_limits(0, &[]));
                 over(links, DEADLINE, |comm| run_late(comm, collective, by, count));
             });
             if let Some(links) = fabric_links(2) {

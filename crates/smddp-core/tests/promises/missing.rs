@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use fake_libfabric::knob;
+use fake_libfabric::{SimulatedFabric, knob};
 use smddp_core::{Collective, Communicator, Error};
 use smddp_group::joint::Joined;
 
 use crate::common::job::Job;
-use crate::common::{Gate, TIMEOUT, Wire, efa_links, fabric_links, over, simulated_efa};
+use crate::common::{Gate, TIMEOUT, Wire, efa_links, fabric_links, over};
 
 /// More ranks than are queried at once. Each watches all others, which takes two descriptors of this process per
 /// pair. Many systems allow a process 20,000.
@@ -59,7 +59,9 @@ type Links = fn(usize) -> Option<Vec<Joined>>;
 const WIRES: [(&str, Links); 3] = [
     ("tcp", |size| Some(Wire::Nodes(1).links(size))),
     // The number of receive buffers of a real device.
-    ("efa", |size| Some(efa_links(size, 1, &simulated_efa(0, &[(knob::RECEIVES, 8192)])))),
+    ("efa", |size| {
+        Some(efa_links(size, 1, &SimulatedFabric::with_small_limits(0, &[(knob::RECEIVES, 8192)])))
+    }),
     ("fabric", fabric_links),
 ];
 

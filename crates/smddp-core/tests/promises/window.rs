@@ -1,9 +1,10 @@
 //! The number of slots in flight between nodes depends on the network; the results do not.
 
+use fake_libfabric::SimulatedFabric;
 use smddp_core::network::{NetworkEstimate, Origin};
 use smddp_core::{Collective, DType, Network};
 
-use crate::common::{TIMEOUT, Wire, efa_links, over, simulated_efa, try_one};
+use crate::common::{TIMEOUT, Wire, efa_links, over, try_one};
 
 /// Latencies in nanoseconds. At 1 Gbit/s and with slots of 32 KiB they need windows from 16 slots up to whole
 /// messages.
@@ -35,7 +36,7 @@ fn collectives_are_correct_with_every_window_size() {
 #[test]
 fn collectives_are_correct_with_every_window_size_without_copies() {
     for latency_ns in [450e3, 2.5e6] {
-        let fabric = simulated_efa(5, &[]);
+        let fabric = SimulatedFabric::with_small_limits(5, &[]);
         over(efa_links(3, 1, &fabric), TIMEOUT, |comm| {
             assert!(comm.set_network(known(latency_ns)));
             COLLECTIVES.iter().for_each(|&collective| try_one(comm, collective, 200_000, 1, false).unwrap());

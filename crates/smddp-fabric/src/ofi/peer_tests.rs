@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use fake_libfabric::{Rule, knob};
+use fake_libfabric::{Rule, SimulatedFabric, knob};
 use smddp_base::lock;
 use smddp_net::frame::{ALL_CLASSES, Frame, Kind};
 use smddp_net::wire::{Broken, Close, Payload, Sink, Target, Ticket, Wire};
 
 use super::open;
-use super::simulated::{Memory, choose, connect, efa, endpoints};
+use super::simulated::{Memory, choose, connect, endpoints};
 use crate::liveness::PING_INTERVAL;
 use crate::rail::{LocalMemory, Posted, Rail as _};
 
@@ -41,7 +41,8 @@ fn receive_buffers_are_posted_for_peers_in_use() {
     const FRAMES: u64 = 30;
     for seed in 0..3 {
         // Enough for all peers' initial credits and a few windows, but not for the windows of all peers.
-        let (fabric, memory) = (efa(seed, &[(knob::RECEIVES, 250)]), Memory::new(RANKS * 256));
+        let (fabric, memory) =
+            (SimulatedFabric::with_small_limits(seed, &[(knob::RECEIVES, 250)]), Memory::new(RANKS * 256));
         let endpoints = endpoints(&fabric, RANKS, &memory);
         let mut wires = connect(&endpoints);
         let mut sinks = sinks(&memory, RANKS, 256);
@@ -73,7 +74,8 @@ fn receive_buffers_are_posted_for_peers_in_use() {
 #[test]
 fn shortage_of_receive_buffers_is_reported() {
     const RANKS: usize = 60;
-    let (fabric, memory) = (efa(0, &[(knob::RECEIVES, 150)]), Memory::new(RANKS * 256));
+    let (fabric, memory) =
+        (SimulatedFabric::with_small_limits(0, &[(knob::RECEIVES, 150)]), Memory::new(RANKS * 256));
     let endpoints = endpoints(&fabric, RANKS, &memory);
     let mut wires = connect(&endpoints);
     let mut sink = sinks(&memory, 1, 256).remove(0);
@@ -108,7 +110,8 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
     const LARGE: usize = 300 << 10;
     for end in [End::Lost, End::Aborted, End::Closed] {
         // One payload uses more than half of the immediates.
-        let fabric = efa(0, &[(knob::EMULATED_WRITE, 0), (knob::ONE_SIDED, 8192)]);
+        let fabric =
+            SimulatedFabric::with_small_limits(0, &[(knob::EMULATED_WRITE, 0), (knob::ONE_SIDED, 8192)]);
         let memory = Memory::new(3 * LARGE);
         let mut endpoints = endpoints(&fabric, 3, &memory);
         let (mut first, mut second) = (connect(&endpoints), connect(&endpoints));
@@ -159,7 +162,8 @@ fn grants_to_a_lost_peer_do_not_block_other_peers() {
 #[test]
 fn groups_share_an_endpoint_without_mixing_their_frames() {
     for seed in 0..10 {
-        let (fabric, memory) = (efa(seed, &[(knob::DEVICES, 2)]), Memory::new(4096));
+        let (fabric, memory) =
+            (SimulatedFabric::with_small_limits(seed, &[(knob::DEVICES, 2)]), Memory::new(4096));
         let endpoints = endpoints(&fabric, 2, &memory);
         let groups: Vec<_> = (0..3).map(|_| connect(&endpoints)).collect();
         let mut wires: Vec<Vec<_>> = groups
@@ -218,7 +222,7 @@ fn foreign_messages_are_dropped_without_effect_on_groups() {
         }
         fn sent(&mut self, _: Ticket) {}
     }
-    let (fabric, memory) = (efa(0, &[]), Memory::new(4096));
+    let (fabric, memory) = (SimulatedFabric::with_small_limits(0, &[]), Memory::new(4096));
     // This endpoint does not belong to smddp.
     let mut outsider = open(&choose(None, None)).unwrap().1.remove(0);
     let endpoints = endpoints(&fabric, 2, &memory);
@@ -260,7 +264,8 @@ fn answering_peer_is_pinged_again_after_the_ping_interval() {
         fn received(&mut self, _: usize, _: &Frame) {}
         fn sent(&mut self, _: Ticket) {}
     }
-    let (fabric, memory, now) = (efa(0, &[]), Memory::new(4096), Instant::now());
+    let (fabric, memory, now) =
+        (SimulatedFabric::with_small_limits(0, &[]), Memory::new(4096), Instant::now());
     // A ping that finds a full queue is repeated at the next check only.
     fabric.set_without(&[Rule::Again]);
     let endpoints = endpoints(&fabric, 2, &memory);

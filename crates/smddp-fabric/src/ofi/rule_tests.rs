@@ -1,11 +1,11 @@
 //! Tests of frames over a simulated fabric with many seeds, and of each of its rules.
 
-use fake_libfabric::{Rule, knob};
+use fake_libfabric::{Rule, SimulatedFabric, knob};
 use smddp_net::wire::{Broken, Wire};
 
 use super::exchange::Run;
 use super::open;
-use super::simulated::{Memory, choose, efa};
+use super::simulated::{Memory, choose};
 use crate::endpoint::ProtocolError;
 use crate::rail::{Completion, LocalMemory, Posted, Rail as _};
 
@@ -27,7 +27,7 @@ fn all_frames_arrive_complete_and_in_order_for_every_seed() {
                 (knob::ONE_SIDED, [1 << 20, 20_000, 4096][seed as usize % 3]),
             ];
             let size = 2 + seed as usize % 3;
-            let mut run = Run::new(size, efa(seed, &knobs), seed, 24, None);
+            let mut run = Run::new(size, SimulatedFabric::with_small_limits(seed, &knobs), seed, 24, None);
             if let Err(reason) = run.run(24, MAX_ROUNDS) {
                 let violations = run.fabric.violations();
                 panic!("seed {seed}, {rails} rails, {size} ranks: {reason}; {violations:?}");
@@ -40,7 +40,7 @@ fn all_frames_arrive_complete_and_in_order_for_every_seed() {
 /// Runs an endpoint that breaks a rule, with the rule switched on and off.
 fn check_rule(error: ProtocolError, rule: Rule, knobs: &[(u64, u64)], without: &[Rule]) {
     let run = |seed, without: &[Rule], rounds| {
-        let fabric = efa(seed, knobs);
+        let fabric = SimulatedFabric::with_small_limits(seed, knobs);
         fabric.set_without(without);
         let mut run = Run::new(2, fabric, seed, 24, Some(error));
         run.one_way(error);
@@ -93,7 +93,7 @@ fn queues_do_not_overrun_at_a_rank_that_polls_rarely() {
             (knob::EMULATED_WRITE, (seed + 1) % 2),
             (knob::DATA_CONSUMES_BUFFER, u64::from(seed % 4 == 1)),
         ];
-        let mut run = Run::new(3, efa(seed, &knobs), seed, 24, None);
+        let mut run = Run::new(3, SimulatedFabric::with_small_limits(seed, &knobs), seed, 24, None);
         run.pause = 100;
         let result = run.run(24, MAX_ROUNDS);
         assert_eq!((result, run.fabric.violations()), (Ok(()), vec![]), "seed {seed}");
@@ -103,7 +103,7 @@ fn queues_do_not_overrun_at_a_rank_that_polls_rarely() {
 #[test]
 fn closed_endpoint_is_reported_to_its_peers() {
     for seed in 0..10 {
-        let mut run = Run::new(3, efa(seed, &[]), seed, 40, None);
+        let mut run = Run::new(3, SimulatedFabric::with_small_limits(seed, &[]), seed, 40, None);
         for _ in 0..20 {
             (0..3).for_each(|rank| {
                 run.step(rank);
@@ -132,7 +132,8 @@ fn closed_endpoint_is_reported_to_its_peers() {
 /// Returns the events of two endpoints while one sends messages to the other.
 fn events(seed: u64) -> Vec<Completion> {
     const MESSAGES: u64 = 20;
-    let (_fabric, memory) = (efa(seed, &[]), Memory::new(2 * MESSAGES as usize));
+    let (_fabric, memory) =
+        (SimulatedFabric::with_small_limits(seed, &[]), Memory::new(2 * MESSAGES as usize));
     let choice = choose(None, None);
     let mut rails = [(); 2].map(|()| open(&choice).unwrap().1.remove(0));
     // SAFETY: `memory` outlives the rails, and only these operations use it.

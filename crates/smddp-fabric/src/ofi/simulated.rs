@@ -11,19 +11,6 @@ use crate::provider_choice::{Provider, Settings, choose_provider};
 use crate::registration::RegisteredStaging;
 use crate::wire::{FabricWire, SharedEndpoint};
 
-/// Creates a fabric with small limits and emulated writes, then sets `knobs`.
-pub(super) fn efa(seed: u64, knobs: &[(u64, u64)]) -> SimulatedFabric {
-    let fabric = SimulatedFabric::new()
-        .with(knob::SEED, seed)
-        .with(knob::EMULATED_WRITE, 1)
-        .with(knob::MESSAGE, 8192)
-        .with(knob::ONE_SIDED, 1 << 20)
-        .with(knob::OPERATIONS, 64)
-        .with(knob::RECEIVES, 1024);
-    knobs.iter().for_each(|&(knob, value)| fabric.set(knob, value));
-    fabric
-}
-
 /// Selects the simulated devices of a process of which this is local rank `local.0` of `local.1`.
 pub(super) fn choose(provider: Option<&str>, local: Option<(usize, usize)>) -> Provider {
     let provider = provider.map(str::to_owned);
