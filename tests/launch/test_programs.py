@@ -254,7 +254,8 @@ def test_tagged_output_is_refused_under_a_launcher():
 
 
 def test_several_ranks_have_one_thread_each_unless_the_user_sets_the_number():
-    show = "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    # One write for each line: without buffers, the prints of two ranks may mix.
+    show = "import os; os.write(1, (str(os.environ.get('OMP_NUM_THREADS')) + '\\n').encode())"
     for size, given, expected in ((2, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, "None")):
         unset = {name: value for name, value in clean().items() if name != "OMP_NUM_THREADS"}
         command = (str(BIN / "smddprun"), "--nproc", str(size), sys.executable, "-c", show)
