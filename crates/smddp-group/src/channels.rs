@@ -69,8 +69,8 @@ pub(crate) struct RemoteChannels {
     query: Option<StragglerQuery>,
     state: ChannelState,
     aborted: bool,
-    /// Time of the first [`Self::leave`].
-    leave_begun: Option<Instant>,
+    /// Times of the first [`Self::leave`], and of the last one at which a connection attempt was in progress.
+    leave_times: Option<(Instant, Instant)>,
     /// Ranks for which this rank waits outside of this group, until the next check for faults.
     watched: Vec<usize>,
     /// State for the operation in progress.
@@ -120,7 +120,7 @@ impl RemoteChannels {
             query: None,
             state,
             aborted: false,
-            leave_begun: None,
+            leave_times: None,
             watched: Vec::new(),
             wait_notice: WaitNotice::default(),
             unflushed: false,

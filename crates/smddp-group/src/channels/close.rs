@@ -11,6 +11,8 @@ use super::{RemoteChannels, leave_notice};
 
 /// Maximum time from the first `leave` until the last bytes are sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for an aborted group, from the time when the last connection is established.
+const ABORTED_LEAVE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Poll interval of a leave.
 const LEAVE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Largest group in which an aborting rank sends the reason to all other ranks directly.
@@ -67,16 +69,21 @@ impl RemoteChannels {
     /// Leaves the group: sends `Leave` to all contacted ranks at the first call. Returns true once everything has arrived, or the
     /// time limit has expired. Until then, the caller repeats the call. Does not block.
     pub(crate) fn leave(&mut self, now: Instant) -> bool {
-        let begun = self.leave_begun.unwrap_or(now);
-        if self.leave_begun.replace(begun).is_none() {
+        if self.leave_times.is_none() {
             self.send_leave();
         }
+        let (begun, mut connecting) = self.leave_times.unwrap_or((now, now));
+        if self.wire.peers().iter().any(|peer| peer.connecting) {
+            connecting = now;
+        }
+        self.leave_times = Some((begun, connecting));
         // A peer may never receive the data of an aborted group. Its listener accepts a connection at any time, so a waiting abort
-        // report is still delivered. Without it, the peer would report a lost rank.
+        // report is still delivered. Without it, the peer would report a lost rank. The short limit therefore begins when the last
+        // connection is established.
         let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
-        let waits = !dead || self.wire.peers().iter().any(|peer| peer.connecting);
-        let limit = if waits { LEAVE_TIMEOUT } else { LEAVE_TIMEOUT / 20 };
-        let is_over = self.wire.close(Close::Leave) || now.duration_since(begun) >= limit;
+        let expired = now.duration_since(begun) >= LEAVE_TIMEOUT
+            || dead && now.duration_since(connecting) >= ABORTED_LEAVE_TIMEOUT;
+        let is_over = self.wire.close(Close::Leave) || expired;
         if is_over {
             self.wire.close(Close::Free);
         } else if !self.wire.is_flushed(ALL_CLASSES) && !self.wire.poll(&mut self.state) {
@@ -87,7 +94,7 @@ impl RemoteChannels {
 
     /// Leaves a group that was not closed, and waits until everything has arrived.
     pub(crate) fn leave_and_wait(&mut self) {
-        if self.leave_begun.is_some() {
+        if self.leave_times.is_some() {
             return;
         }
         while !self.leave(Instant::now()) {

@@ -98,6 +98,43 @@ fn abort_reason_is_sent_on_every_class_with_a_connection() {
     }
 }
 
+/// A connection that is established late sends the reason in the next poll.
+#[test]
+fn aborted_group_waits_for_a_connection_and_then_for_its_data() {
+    let (mut net, line) = rank();
+    let begun = Instant::now();
+    let after = |millis| begun + Duration::from_millis(millis);
+    line.with(|line| line.connecting = true);
+    net.abort("calls differ", &[1]);
+    assert!(!net.leave(begun));
+    assert!(!net.leave(after(400)), "the connection is not established");
+    line.with(|line| line.connecting = false);
+    assert!(!net.leave(after(401)), "the reason is not sent");
+    assert!(net.leave(after(500)), "the peer does not read");
+}
+
+#[test]
+fn leave_is_over_once_everything_is_sent_or_after_its_time_limit() {
+    let (mut net, line) = rank();
+    let begun = Instant::now();
+    receive(&mut net, Frame::new(Kind::WaitNotice, 0));
+    assert!(!net.leave(begun));
+    line.with(|line| line.outbound.clear());
+    assert!(net.leave(begun));
+
+    for aborted in [false, true] {
+        let (mut net, line) = rank();
+        line.with(|line| line.connecting = true);
+        receive(&mut net, Frame::new(Kind::WaitNotice, 0));
+        if aborted {
+            net.abort("calls differ", &[1]);
+        }
+        for (waited, over) in [(0, false), (1999, false), (2000, true)] {
+            assert_eq!(net.leave(begun + Duration::from_millis(waited)), over, "{waited} ms, {aborted}");
+        }
+    }
+}
+
 /// Delivers a frame of rank 1; returns the target of its payload.
 fn receive(net: &mut RemoteChannels, frame: Frame) -> Target {
     let target = net.state.target(1, &frame);

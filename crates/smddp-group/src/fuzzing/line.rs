@@ -39,6 +39,8 @@ pub(crate) struct Line {
     /// (ticket, borrowed payload, its bytes) of incomplete sends.
     pub(crate) outbound: Vec<(Option<Ticket>, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
+    /// The connection attempts to all peers are in progress.
+    pub(crate) connecting: bool,
 }
 
 // SAFETY: addresses of the rank's memory; one thread uses both.
@@ -153,6 +155,8 @@ impl Wire for Shared {
     fn check(&mut self, _: Instant, _: &[usize]) {}
 
     fn peers(&mut self) -> &[PeerState] {
+        let connecting = self.with(|line| line.connecting);
+        self.peers.iter_mut().for_each(|peer| peer.connecting = connecting);
         &self.peers
     }
 
