@@ -266,7 +266,8 @@ fn cheapest(case: &Case<'_>) -> Choice {
 fn cheapest_between(case: &Case<'_>) -> Option<Choice> {
     let network = if case.collective.reduces() { case.network.fixed() } else { case.network };
     let candidates = Algorithm::ALL.into_iter().filter_map(|algorithm| {
-        if !algorithm.is_hierarchical() || !case.allows(algorithm) {
+        if !algorithm.is_hierarchical() || !case.allows(algorithm) || needs_many_connections(algorithm, case)
+        {
             return None;
         }
         let traffic = need::traffic(algorithm, case)?;
@@ -278,6 +279,22 @@ fn cheapest_between(case: &Case<'_>) -> Option<Choice> {
     // Among equal costs the simplest algorithm wins.
     let (_, algorithm, traffic) = candidates.into_iter().find(|(cost, ..)| *cost <= EQUAL * least)?;
     Some(cut_between(algorithm, &traffic, case).1)
+}
+
+/// Maximum bytes of a block that counts as a small message.
+const WORTH_CONNECTING: usize = 4 << 10;
+/// Maximum number of nodes for a mesh of small messages over sockets.
+const MAX_SMALL_MESH: usize = 128;
+
+/// Returns true for a mesh of small messages whose connections cost more than it saves. Over sockets each rank opens a
+/// connection to every other node. A measured latency that includes the delays of a busy host must not cause that:
+/// with the default latency the cost model itself prefers fewer connections beyond about 90 nodes.
+fn needs_many_connections(algorithm: Algorithm, case: &Case<'_>) -> bool {
+    algorithm == Algorithm::HierMesh
+        && matches!(case.collective, Collective::Barrier | Collective::AllGather)
+        && case.network.incast > 1.0
+        && case.topology.nodes() > MAX_SMALL_MESH
+        && case.block <= WORTH_CONNECTING
 }
 
 /// Ratio up to which two costs are equal.

@@ -159,6 +159,25 @@ fn algorithm_of_a_gather_depends_on_the_network() {
 
 /// `hier-log` runs its rounds in one loop. An all_gather of 16 MiB on 4 nodes at 1 Gbit/s with a round
 /// trip of 10 ms takes 491 ms; by the ring 105 ms.
+/// A busy host delays the messages of the measurement. Each rank of a mesh needs a connection to every other node.
+#[test]
+fn delays_of_a_busy_host_cause_no_mesh_of_many_nodes() {
+    let busy = Network { latency_ns: 2.5e6, message_ns: 16e3, bytes_per_ns: 0.0125, ..Network::ASSUMED };
+    let algorithm = |collective, nodes, network| {
+        let topology = Topology::blocks(nodes, 1);
+        choose_in(&Shape { network, ..shape(collective, nodes, 8 * nodes) }, &topology).algorithm
+    };
+    for collective in [Collective::Barrier, Collective::AllGather] {
+        assert_eq!(algorithm(collective, 16, busy), Algorithm::HierMesh, "{collective:?}");
+        for nodes in [129, 300, 1024] {
+            assert_ne!(algorithm(collective, nodes, busy), Algorithm::HierMesh, "{collective:?} {nodes}");
+        }
+        // Messages without connections.
+        let fabric = Network { incast: 1.0, ..busy };
+        assert_eq!(algorithm(collective, 300, fabric), Algorithm::HierMesh, "{collective:?}");
+    }
+}
+
 #[test]
 fn large_gathers_on_long_paths_avoid_one_round_trip_per_iteration() {
     for latency_ns in [0.63e6, 2.5e6, 6.3e6, 25e6] {
