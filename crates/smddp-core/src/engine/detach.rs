@@ -49,10 +49,9 @@ impl Engine {
         let relocation = Relocation::new(bound, execution)
             .map_err(|bytes| refused(&format!("a copy of its {bytes} bytes does not fit in memory")))?;
         relocation.apply(execution);
-        self.group.relocate(&|address| relocation.address(address));
-        if let Some(work) = work {
-            work.detach(Box::new(relocation));
-        }
+        // SAFETY: the copies are as large as the buffers. The operation's completion holds them until it ends.
+        unsafe { self.group.relocate(&|address| relocation.address(address)) };
+        work.get_or_insert_with(|| Arc::new(Completion::new(None))).detach(Box::new(relocation));
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::iter;
 
 use smddp_base::Mismatch;
 use smddp_cuda::{Address, Wait};
-use smddp_group::{Group, Outgoing};
+use smddp_group::Group;
 use smddp_plan::{Buffer, Collective};
 
 use self::messages::{MessageSource, SendTarget};
@@ -67,7 +67,11 @@ impl DeviceExecutor<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, ExecError> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[], iter::empty()) {
+            // SAFETY: no memory.
+            let begun_now = unsafe {
+                self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[], iter::empty())
+            };
+            if !begun_now {
                 return Ok(Progress::Blocked);
             }
             *begun = true;
@@ -103,7 +107,7 @@ impl DeviceExecutor<'_> {
         if !self.op.unpublished.is_empty() {
             self.site.flush_flags()?;
             for (channel, bytes) in self.op.unpublished.drain(..) {
-                self.group.publish(channel, Outgoing::Slot { bytes });
+                self.group.publish(channel, bytes);
             }
         }
         Ok(())
@@ -145,7 +149,7 @@ impl DeviceExecutor<'_> {
             let sent_bytes = unsafe {
                 messages::copy_message(self.bound, compression, (run, segment), true, (pinned, slot))
             };
-            self.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
+            self.group.publish(channel, sent_bytes);
             self.site.pinned_slots().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;

@@ -7,7 +7,7 @@
 mod compressed;
 
 use smddp_base::Mismatch;
-use smddp_group::{Group, Outgoing, RecvTarget};
+use smddp_group::{Group, RecvTarget};
 use smddp_plan::{Association, Buffer};
 use smddp_shm::ZeroCopySource;
 
@@ -37,7 +37,10 @@ pub(crate) fn advance(
         } else {
             Vec::new()
         };
-        if !group.begin(seq, bound.fingerprint, &bound.routed, &sources, recv_targets(bound, execution)) {
+        let targets = recv_targets(bound, execution);
+        // SAFETY: sources and targets are in the buffers of the call. Its contract keeps them valid until the operation ends
+        // or the buffers are released.
+        if !unsafe { group.begin(seq, bound.fingerprint, &bound.routed, &sources, targets) } {
             return Ok(Progress::Blocked);
         }
         *begun = true;
@@ -152,7 +155,8 @@ impl StepExecutor for Host<'_> {
             && let Some((from, bytes)) = self.contiguous_segment(source, segment)
         {
             self.store_tee(tee, (from, bytes), segment);
-            self.group.publish(channel, Outgoing::InPlace { at: from as *const u8, bytes });
+            // SAFETY: the caller's buffers are valid and unchanged until the operation ends or they are released.
+            unsafe { self.group.publish_in_place(channel, from as *const u8, bytes) };
             return Ok(());
         }
         let has_distant_readers = self.group.has_distant_readers();
@@ -182,7 +186,7 @@ impl StepExecutor for Host<'_> {
                 at += bytes;
             }
         }
-        self.group.publish(channel, Outgoing::Slot { bytes: at });
+        self.group.publish(channel, at);
         Ok(())
     }
 
@@ -220,9 +224,10 @@ impl StepExecutor for Host<'_> {
         });
         match (forward_slot, place) {
             (Some((channel, _)), Some((at, _))) => {
-                self.group.publish(channel, Outgoing::InPlace { at: at as *const u8, bytes: taken });
+                // SAFETY: as in `send`; this operation does not write the block again.
+                unsafe { self.group.publish_in_place(channel, at as *const u8, taken) };
             }
-            (Some((channel, _)), None) => self.group.publish(channel, Outgoing::Slot { bytes: taken }),
+            (Some((channel, _)), None) => self.group.publish(channel, taken),
             (None, _) => {}
         }
         Ok(true)
@@ -238,7 +243,7 @@ impl StepExecutor for Host<'_> {
         if segment < step.result.segments {
             let bytes = self.combine(step, messages, forward_slot.map(|(_, slot)| slot), segment);
             if let Some((channel, _)) = forward_slot {
-                self.group.publish(channel, Outgoing::Slot { bytes });
+                self.group.publish(channel, bytes);
             }
         }
         Ok(())

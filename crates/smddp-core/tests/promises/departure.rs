@@ -109,7 +109,8 @@ fn departure_does_not_count_as_arrival_in_a_call() {
         ..Channels::default()
     }));
     for (seq, routed, arrived) in [(0, routed.clone(), true), (1, routed.unannounced(), false)] {
-        assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[], iter::empty()));
+        // SAFETY: no memory.
+        assert!(unsafe { departing.begin(seq, CallFingerprint::default(), &routed, &[], iter::empty()) });
         let (mut health, mut facts) = (querying.health(), Facts::default());
         health.start_query(&[1], |_| 0, Instant::now());
         while !health.poll_query(Instant::now(), &mut facts) {

@@ -15,8 +15,8 @@ use smddp_net::token::Token;
 use smddp_tcp::TcpAddress;
 pub(crate) use smddp_tcp::address::{Credential, Purpose};
 
+use crate::Group;
 use crate::joint::{InterNode, Prepared, TransportOptions};
-use crate::{Group, Outgoing};
 
 /// Of the current operation: bytes of its largest message, number of messages, total bytes.
 pub(crate) const SLOT_BYTES: usize = 5_000;
@@ -164,7 +164,9 @@ impl Feed {
             window: 2,
         };
         let routed = group.info().routes.route(&Arc::new(channel_layout));
-        assert!(group.begin(0, FINGERPRINT, &routed, &[], std::iter::empty()), "the operation did not begin");
+        // SAFETY: no memory.
+        let begun = unsafe { group.begin(0, FINGERPRINT, &routed, &[], std::iter::empty()) };
+        assert!(begun, "the operation did not begin");
         Self { group, address, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
@@ -200,7 +202,7 @@ impl Feed {
             let left = BYTES as usize - self.written as usize * SLOT_BYTES;
             // SAFETY: this rank owns the slot of `SLOT_BYTES` bytes.
             unsafe { slot.write_bytes(7, left.min(SLOT_BYTES)) };
-            self.group.publish(0, Outgoing::Slot { bytes: left.min(SLOT_BYTES) });
+            self.group.publish(0, left.min(SLOT_BYTES));
             self.written += 1;
         }
         while self.read < MESSAGES

@@ -25,23 +25,6 @@ pub struct RecvTarget {
     pub stride: usize,
 }
 
-/// Location of a message of `bytes` bytes to publish.
-#[derive(Clone, Copy)]
-pub enum Outgoing {
-    /// In the slot filled last.
-    Slot {
-        /// Size of the message in bytes.
-        bytes: usize,
-    },
-    /// In memory of the call.
-    InPlace {
-        /// Address of the message.
-        at: *const u8,
-        /// Size of the message in bytes.
-        bytes: usize,
-    },
-}
-
 /// One rank's end of a communicator.
 ///
 /// Messages pass through the *slots* of channels: a writer fills its next slot and publishes it, a reader reads it in place and
@@ -114,10 +97,13 @@ impl Group {
     /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must remain
     /// unchanged until the operation ends. [`Self::send_slot`] returns that memory if the readers can read it, else an ordinary slot.
     ///
-    /// `targets`: memory of channels with [`RoutedChannels::receives_in_place`] or [`RoutedChannels::may_be_target`]. It belongs to
-    /// the operation until that ends or [`Self::release_user_buffers`] is called.
+    /// `targets`: memory of channels with [`RoutedChannels::receives_in_place`] or [`RoutedChannels::may_be_target`].
+    ///
+    /// # Safety
+    /// The memory of `targets` is valid for writes, and belongs to the operation until that ends or [`Self::release_user_buffers`] is
+    /// called. The memory of `sources` is valid for reads until the operation ends.
     #[inline]
-    pub fn begin(
+    pub unsafe fn begin(
         &mut self,
         seq: u64,
         fingerprint: CallFingerprint,
@@ -150,18 +136,25 @@ impl Group {
         }
     }
 
-    /// Publishes the next message of a send channel. A message in memory of the call must remain unchanged until the operation ends or
-    /// [`Self::release_user_buffers`] is called, and needs a channel with [`RoutedChannels::sends_in_place`].
+    /// Publishes the next message of a send channel, of `bytes` bytes in its slot.
     #[inline]
-    pub fn publish(&mut self, channel: usize, message: Outgoing) {
-        match (&mut self.remote, message) {
-            (None, _) => self.local.publish(channel),
-            (Some(remote), Outgoing::Slot { bytes }) => remote.publish(&mut self.local, channel, bytes),
-            (Some(remote), Outgoing::InPlace { at, bytes }) => {
-                if let Some(net) = remote.routes.sends[channel].net {
-                    remote.net.publish_from(net, at, bytes);
-                }
-            }
+    pub fn publish(&mut self, channel: usize, bytes: usize) {
+        match &mut self.remote {
+            None => self.local.publish(channel),
+            Some(remote) => remote.publish(&mut self.local, channel, bytes),
+        }
+    }
+
+    /// Publishes the next message of a send channel, of `bytes` bytes at `at`. The channel has
+    /// [`RoutedChannels::sends_in_place`].
+    ///
+    /// # Safety
+    /// The memory is valid for reads and remains unchanged until the operation ends or [`Self::release_user_buffers`] is called.
+    #[inline]
+    pub unsafe fn publish_in_place(&mut self, channel: usize, at: *const u8, bytes: usize) {
+        let Some(remote) = &mut self.remote else { return self.local.publish(channel) };
+        if let Some(net) = remote.routes.sends[channel].net {
+            remote.net.publish_from(net, at, bytes);
         }
     }
 
@@ -186,9 +179,11 @@ impl Group {
         }
     }
 
-    /// Adjusts addresses after the memory of the collective in progress has moved to `moved(address)`, with all received data. From now
-    /// on the rules of [`Self::begin`] for `targets` apply to the new memory.
-    pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+    /// Adjusts addresses after the memory of the collective in progress has moved to `moved(address)`, with all received data.
+    ///
+    /// # Safety
+    /// The rules of [`Self::begin`] and [`Self::publish_in_place`] apply to the new memory.
+    pub unsafe fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         // SAFETY: the new memory follows the rules of `begin` for targets, as the old memory did.
         unsafe { self.local.relocate(moved) };
         if let Some(remote) = &mut self.remote {

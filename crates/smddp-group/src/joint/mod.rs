@@ -15,7 +15,7 @@ mod routes;
 mod scripted;
 mod transports;
 
-pub use group::{Group, Outgoing, RecvTarget};
+pub use group::{Group, RecvTarget};
 pub use health::Health;
 pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};

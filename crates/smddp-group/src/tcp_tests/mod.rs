@@ -16,7 +16,7 @@ use smddp_tcp::TcpAddress;
 
 use crate::fuzzing::feed::{self, address_of, options};
 use crate::joint::{Prepared, TransportOptions};
-use crate::{Group, Outgoing, RankInfo};
+use crate::{Group, RankInfo};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -64,18 +64,14 @@ impl Pair {
                 }
                 if !opened[rank] {
                     let routed = group.info().routes.route(&Arc::new(channel_layout(1 - rank)));
-                    opened[rank] = group.begin(
-                        seq,
-                        CallFingerprint { call: 7, count: 1 },
-                        &routed,
-                        &[],
-                        std::iter::empty(),
-                    );
+                    let fingerprint = CallFingerprint { call: 7, count: 1 };
+                    // SAFETY: no memory.
+                    opened[rank] = unsafe { group.begin(seq, fingerprint, &routed, &[], std::iter::empty()) };
                     if opened[rank] {
                         let slot = group.send_slot(0).unwrap().cast::<u64>();
                         // SAFETY: the slot belongs to this group, is aligned, and has eight bytes.
                         unsafe { slot.write(number(rank, seq)) };
-                        group.publish(0, Outgoing::Slot { bytes: 8 });
+                        group.publish(0, 8);
                     }
                 } else if got[rank].is_none() {
                     if let Some(message) = group.recv_slot(0).unwrap() {

@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 
 use smddp_base::Mismatch;
-use smddp_group::{Group, Outgoing};
+use smddp_group::Group;
 
 use super::{Host, SlotAddress};
 use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};
@@ -78,7 +78,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             }
             at += self.compression.size(remote, bytes);
         }
-        self.host.group.publish(channel, Outgoing::Slot { bytes: at });
+        self.host.group.publish(channel, at);
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             sent_bytes += self.compression.size(compressed_out, bytes);
         }
         if let Some((channel, _)) = forward_slot {
-            self.host.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
+            self.host.group.publish(channel, sent_bytes);
         }
         Ok(true)
     }
@@ -166,7 +166,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             sent_bytes
         });
         if let Some((channel, _)) = forward_slot {
-            self.host.group.publish(channel, Outgoing::Slot { bytes: sent_bytes });
+            self.host.group.publish(channel, sent_bytes);
         }
         Ok(())
     }
