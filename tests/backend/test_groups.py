@@ -285,6 +285,27 @@ def test_timeouts_can_be_set_for_a_group_and_a_call():
 
 
 @on_ranks(2)
+def test_a_group_without_a_timeout_has_that_of_the_default_group():
+    minutes = datetime.timedelta(minutes=30)
+    world = dist.group.WORLD
+    before = world._timeout
+    world.set_timeout(datetime.timedelta(seconds=41))
+    try:
+        for ranks in (None, [0, 1], [dist.get_rank()]):
+            groups = [
+                dist.new_group(ranks, use_local_synchronization=ranks is not None),
+                dist.new_group(ranks, minutes, use_local_synchronization=ranks is not None),
+            ]
+            assert [group._timeout for group in groups] == [world._timeout, minutes]
+            for group in groups:
+                dist.destroy_process_group(group)
+        mesh = dist.init_device_mesh("cpu", (1, 2))
+        assert mesh.get_group(1)._timeout == world._timeout
+    finally:
+        world.set_timeout(before)
+
+
+@on_ranks(2)
 def test_abort_wakes_the_groups_waiters_and_no_other_group():
     group = dist.new_group([0, 1])
     dist.barrier()

@@ -76,6 +76,17 @@ class _Warned:
     request = False
 
 
+def creates_without_timeout() -> bool:
+    """Returns True if a caller in torch, such as `new_group`, received no timeout for the group that it creates."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_torch = frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+        if is_torch and frame.f_locals.get("timeout", frame) is None:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
     """Returns the ranks of all groups of the mesh dimension for which torch is creating the group of `ranks`.
 

@@ -26,7 +26,14 @@ from smddp.torch.batch_checks import check_batches
 from smddp.torch.collectives import SmddpCollectives
 from smddp.torch.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.torch.compat import c10d
-from smddp.torch.device_map import Request, current_request, device_backend, mesh_siblings, others
+from smddp.torch.device_map import (
+    Request,
+    creates_without_timeout,
+    current_request,
+    device_backend,
+    mesh_siblings,
+    others,
+)
 from smddp.torch.errors import translated
 from smddp.torch.fast_path import fast_path
 from smddp.torch.hooks import ObservedGroup
@@ -60,7 +67,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
         group_store=group_store,
         rank=options.group_rank,
         size=options.group_size,
-        timeout=options.timeout,
+        timeout=_default_group_timeout() or options.timeout,
         name=str(options.group_id),
         global_ranks=list(options.global_ranks_in_group),
         request=request,
@@ -363,6 +370,16 @@ def _device_of_default_group() -> torch.device | None:
     """Returns the device that torch passes on to new groups; None if not exposed (see _shows_device)."""
     default = dist_c10d.GroupMember.WORLD
     return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
+
+
+def _default_group_timeout() -> timedelta | None:
+    """Returns the default group's timeout for a group that torch creates without one; otherwise None.
+
+    torch passes its constant of 30 minutes to such a group, whatever the timeout of the default group.
+    """
+    default = dist_c10d.GroupMember.WORLD
+    inherits = isinstance(default, SmddpProcessGroup) and creates_without_timeout()
+    return default._timeout if inherits else None
 
 
 def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int], list[list[int]]] | None:
