@@ -258,7 +258,7 @@ class Pages:
     # -- charts --
 
     def bars(self, document: Document) -> str | None:
-        """Returns the bar chart of a page as SVG; None if a page has no chart, or one that another program draws."""
+        """Returns the bar chart of a page as SVG; None if it has none, or if another program draws it."""
         spec = document.data.get("chart")
         if not spec or "bars" not in spec:
             return None
@@ -317,7 +317,7 @@ def outputs(root: Path) -> dict[Path, str]:
     _, end, after = rest.partition(MARKS[1])
     if not end:
         raise Invalid(f"README.md: expected the lines {MARKS[0].strip()} and {MARKS[1].strip()}")
-    texts[readme] = f"{before}{begin}\n{pages.summary()}\n{end}{after}"
+    texts[readme] = f"{before}{begin}{pages.summary()}\n{end}{after}"
     return texts
 
 
