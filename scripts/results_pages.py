@@ -241,13 +241,13 @@ class Pages:
         data = self.index.data
         parts = [f"# {data['title']}\n", "<!-- written by scripts/results_pages.py from bench/results/index.json -->\n"]
         parts += [wrapped(data["text"]), self.summary(), wrapped(data["summary"]["text"])]
-        parts.append("## Questions\n")
+        parts.append("## Answers\n")
         slower = []
         for name in self.order:
             document = self.documents[name]
             title, question = document.data["title"], document.data["question"]
-            parts.append(f"### {question}\n")
-            parts += [wrapped(self.text(document, document.data["answer"])), f"[{title}]({name}.md)\n"]
+            parts.append(f"### [{title}]({name}.md)\n")
+            parts.append(wrapped(f"{question} {self.text(document, document.data['answer'])}"))
             count = sum(len(self.slower_rows(document, spec)) for spec in document.data["slower"])
             slower.append(f"- [{title}]({name}.md#where-smddp-is-slower): {count} measured cases\n")
         parts += ["## Where smddp is slower\n", "".join(slower)]
@@ -308,8 +308,11 @@ def outputs(root: Path) -> dict[Path, str]:
     folder = root / "docs" / "results"
     texts = {folder / "index.md": pages.index_page()}
     for name, document in pages.documents.items():
-        texts[folder / f"{name}.md"] = pages.page(document)
-        drawn = pages.bars(document)
+        try:
+            texts[folder / f"{name}.md"] = pages.page(document)
+            drawn = pages.bars(document)
+        except KeyError as error:
+            raise Invalid(f"{document.name}: missing {error}") from error
         if drawn:
             texts[folder / document.data["chart"]["file"]] = drawn
     readme = root / "README.md"

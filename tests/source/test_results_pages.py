@@ -98,6 +98,7 @@ def test_charts_are_svg_with_every_figure(copy: Path):
         (lambda data: run_of(data, "epyc").pop("commit"), "one-host.json: missing 'runs: commit'"),
         (lambda data: data["runs"][0]["rows"].append([1]), "run 'epyc' has 15 columns, and a row [1]"),
         (lambda data: data["runs"].append(data["runs"][0]), "one-host.json: two runs 'epyc'"),
+        (lambda data: data["tables"][0].pop("heading"), "one-host.json: missing 'heading'"),
         (lambda data: data["tables"][0].update(run="none"), "one-host.json: no run 'none'"),
         (lambda data: data["tables"][0].pop("where"), "has 32 rows and 6 columns, the maximum is 12 and 6"),
         (lambda data: data["tables"][0]["columns"].append("price"), "run 'epyc' has no column 'price'"),
