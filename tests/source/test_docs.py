@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://github.com/smddp/smddp"
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "pypi.md")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```|^    .*?$|`[^`\n]*`", re.S | re.M)
@@ -40,8 +41,8 @@ def test_no_page_has_a_placeholder(page):
 @pytest.mark.parametrize(
     ("page", "link", "on_the_site"),
     [
-        ("README.md", "../CONTRIBUTING.md", "REPO/blob/main/CONTRIBUTING.md"),
-        ("results/gpu.md", "../../bench/results/gpu.json", "REPO/blob/main/bench/results/gpu.json"),
+        ("README.md", "../CONTRIBUTING.md", f"{REPOSITORY}/blob/main/CONTRIBUTING.md"),
+        ("results/gpu.md", "../../bench/results/gpu.json", f"{REPOSITORY}/blob/main/bench/results/gpu.json"),
         ("results/gpu.md", "../performance.md#measure", "../performance.md#measure"),
     ],
 )
@@ -51,4 +52,4 @@ def test_links_of_the_site_to_files_outside_of_docs_lead_to_the_repository(page,
     import docs_hooks
 
     place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert docs_hooks.on_page_markdown(f"[x]({link})", place, {"repo_url": "REPO"}) == f"[x]({on_the_site})"
+    assert docs_hooks.on_page_markdown(f"[x]({link})", place, config=None) == f"[x]({on_the_site})"
