@@ -222,7 +222,7 @@ test-images: wheel-portable ## the wheel on images that have nothing but Python 
 	bash scripts/test-images.sh dist/portable/smddp-*_$$(uname -m).whl
 
 .PHONY: test-pages
-test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md and the quick start, the demos in a fresh clone
+test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md, the quick start and docs/examples.md, the demos in a fresh clone
 	$(BIN)/python -m pytest -m "" -o faulthandler_timeout=0 tests/pages
 
 .PHONY: fault-matrix
@@ -387,16 +387,17 @@ bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, 
 	bash bench/peers.sh
 
 .PHONY: bench-curves
-bench-curves: $(STAMPS)/test-tools ## draw what bench-peers left in target/bench as the picture of docs/performance.md
-	$(BIN)/python bench/curves.py target/bench docs/performance-curves.svg
+bench-curves: $(STAMPS)/test-tools ## draw the measurements of bench-peers in target/bench as the chart of docs/results/one-host.md
+	$(BIN)/python bench/curves.py target/bench docs/results/one-host.svg
 
 .PHONY: bench-hosts
 bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of network namespaces with 1 Gbit/s links (root; about twenty minutes)
 	bash bench/hosts.sh
 
 .PHONY: docs
-docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
+docs: $(STAMPS)/wheel ## regenerate the pages that are made from code and from bench/results/
 	$(BIN)/python scripts/settings_page.py docs/settings.md
+	$(BIN)/python scripts/results_pages.py
 
 .PHONY: doctor-page
 doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/doctor.md (root or user namespaces)
@@ -419,9 +420,9 @@ kernels: $(STAMPS)/venv ## compile the reductions of GPUs again, and assemble th
 # Simulated, so the machine does not matter; a few minutes, most of it for 1,024 nodes.
 SIMULATE := cargo run --release --quiet -p smddp-bench -- simulate
 .PHONY: scaling
-scaling: ## regenerate the plots of docs/scaling.md (simulated)
-	$(SIMULATE) all_gather --cluster p4d --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/scaling-p4d.svg
-	$(SIMULATE) all_gather --cluster p5 --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/scaling-p5.svg
+scaling: ## regenerate the plots of docs/scaling.md and docs/results/scaling.md (simulated)
+	$(SIMULATE) all_gather --cluster p4d --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/results/scaling-p4d.svg
+	$(SIMULATE) all_gather --cluster p5 --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/results/scaling-p5.svg
 	cargo run --release --quiet -p smddp-bench -- explain all_gather --cluster p4d --nodes 4 --ppn 4 --bytes 16M --draw docs/scaling-plan.svg
 
 .PHONY: clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures smddp against gloo, Open MPI, MPICH and Intel MPI between "hosts" made of network namespaces whose links are
-# shaped to 1 Gbit/s, and prints the table of docs/performance.md. `make bench-hosts` calls it.
+# shaped to 1 Gbit/s, and prints the table of its run. `make bench-hosts` calls it.
 #
 #   bench/hosts.sh             everything (about twenty minutes; nothing else should run meanwhile)
 #   bench/hosts.sh quick       one case, three rounds: does the tooling work?

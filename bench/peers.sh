@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures smddp against gloo, Open MPI, MPICH and Intel MPI on this machine, all of them in turns, and
-# prints the table of docs/performance.md. `make bench-peers` calls it. Where matplotlib is, the figures are drawn, too.
+# prints the table of its run. `make bench-peers` calls it. Where matplotlib is, the figures are drawn, too.
 #
 #   bench/peers.sh            everything (about fifteen minutes; nothing else should run meanwhile)
 #   bench/peers.sh quick      few sizes, three rounds: does the tooling work?

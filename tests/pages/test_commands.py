@@ -1,4 +1,4 @@
-"""The commands of README.md and the quick start work as written.
+"""The commands of README.md, the quick start and docs/examples.md work as written.
 
 A command that these pages have and no row here, or the other way round, is an error.
 """
@@ -19,8 +19,9 @@ import reading
 
 ROOT = reading.ROOT
 LAB = ROOT / "bench" / "lab"
-PAGES = ("README.md", "docs/quickstart.md")
-TORCH, ARRAYS = 0, -1  # which Python block of a page `script.py` is: both begin with torch's and end with numpy's
+PAGES = ("README.md", "docs/quickstart.md", "docs/examples.md")
+# Python block of a page that becomes `script.py`: the first one is PyTorch's, the last one NumPy's.
+TORCH, ARRAYS = 0, -1
 ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -123,7 +124,9 @@ def environment(place: Path) -> dict[str, str]:
 
 def written(command: str, place: Path, row: Row, page: str) -> subprocess.CompletedProcess:
     """Runs a command of a page in `place`, with that page's script beside it."""
-    (place / "script.py").write_text(reading.scripts(page)[row.script])
+    blocks = reading.scripts(page)
+    if blocks:
+        (place / "script.py").write_text(blocks[row.script])
     env, words = environment(place), ["bash", "-c", command]
     if row.hosts:
         command = re.sub(r"\bHOST\b|\ba(?=:\d)", "h0", re.sub(r"\bb(?=:\d)", "h1", command))
@@ -168,7 +171,8 @@ def rows_of(rows: dict[str, Row]) -> list:
 
 def test_each_command_of_the_pages_is_run_by_a_test():
     documented = {command for page in PAGES for command in reading.commands(page)}
-    assert documented == {*ROWS, *SLOW_ROWS, *ELSEWHERE, PRINTED["script.py"][1]}
+    printed = {command for page, _script, command, _says in PRINTED.values() if command in reading.commands(page)}
+    assert documented == {*ROWS, *SLOW_ROWS, *ELSEWHERE, *printed}
     for command, file in ELSEWHERE.items():
         assert (ROOT / file).exists(), f"{command} is held by {file}, which is not there"
 
@@ -179,19 +183,25 @@ def test_command_works_as_documented(page: str, command: str, more: str, place: 
     holds(page, f"{command} {more}".strip(), ROWS[command], place)
 
 
+QUICK = "docs/quickstart.md"
+FOUR_RANKS, FOUR_PROCESSES = "torchrun --standalone --nproc-per-node 4 script.py", "smddprun --nproc 4 python script.py"
 PRINTED = {
-    "script.py": (TORCH, "torchrun --standalone --nproc-per-node 4 script.py", "tensor([4., 4., 4., 4.])"),
-    "notebook": (1, "python script.py", "2.0"),
-    "arrays": (ARRAYS, "smddprun --nproc 4 python script.py", "[4. 4. 4.]"),
+    "README torch": ("README.md", TORCH, FOUR_RANKS, "rank 3 of 4: [6.0, 6.0, 6.0, 6.0]"),
+    "README arrays": ("README.md", ARRAYS, FOUR_PROCESSES, "rank 0 of 4: [4. 4. 4.]"),
+    "script.py": (QUICK, TORCH, FOUR_RANKS, "tensor([4., 4., 4., 4.])"),
+    "notebook": (QUICK, 1, "python script.py", "2.0"),
+    "arrays": (QUICK, ARRAYS, FOUR_PROCESSES, "[4. 4. 4.]"),
 }
 
 
 @pytest.mark.parametrize("which", PRINTED)
-def test_a_script_of_the_quick_start_prints_the_sum(which: str, place: Path):
-    script, command, says = PRINTED[which]
+def test_script_of_a_page_prints_the_sum(which: str, place: Path):
+    page, script, command, says = PRINTED[which]
+    if page == "README.md":
+        assert f"\n{says}\n" in (ROOT / page).read_text(), "the page shows another output"
     # The notebook's port is written out: a host of the lab has it free.
     lab = "" if which != "notebook" else "first"
-    holds("docs/quickstart.md", command, Row(says, script, hosts=lab), place)
+    holds(page, command, Row(says, script, hosts=lab), place)
 
 
 @pytest.fixture(scope="module")

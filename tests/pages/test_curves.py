@@ -1,4 +1,4 @@
-"""bench/curves.py, which draws the picture of docs/performance.md, on figures made up here."""
+"""bench/curves.py, which draws the chart of docs/results/one-host.md, on invented figures."""
 
 import json
 import re

@@ -1,11 +1,14 @@
 """The documentation's pages are found and their links lead somewhere; `make docs-site` builds them strictly."""
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://github.com/smddp/smddp"
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "pypi.md")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```|^    .*?$|`[^`\n]*`", re.S | re.M)
@@ -33,3 +36,20 @@ def test_links_lead_to_files_that_are_there(page):
 def test_no_page_has_a_placeholder(page):
     text = FENCE.sub("", page.read_text())
     assert re.findall(r"^(?:[A-Z][A-Z_]{2,}|.*\b(?:TODO|FIXME|TBD)\b.*)$", text, re.M) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "on_the_site"),
+    [
+        ("README.md", "../CONTRIBUTING.md", f"{REPOSITORY}/blob/main/CONTRIBUTING.md"),
+        ("results/gpu.md", "../../bench/results/gpu.json", f"{REPOSITORY}/blob/main/bench/results/gpu.json"),
+        ("results/gpu.md", "../performance.md#measure", "../performance.md#measure"),
+    ],
+)
+def test_links_of_the_site_to_files_outside_of_docs_lead_to_the_repository(page, link, on_the_site, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.delitem(sys.modules, "docs_hooks", raising=False)
+    import docs_hooks
+
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert docs_hooks.on_page_markdown(f"[x]({link})", place, config=None) == f"[x]({on_the_site})"

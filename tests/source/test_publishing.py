@@ -53,3 +53,19 @@ def test_workflows_call_targets_that_exist():
     called = set(re.findall(r"run: make ([\w-]+)", workflows))
     assert {"check", "test", "wheel-portable", "wheel-aarch64", "check-package"} <= called
     assert [target for target in called if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("beginning", ["smddp is a collective-communication library", "**Status: ", "```python"])
+def test_the_index_s_page_agrees_with_the_readme(beginning: str):
+    def paragraphs(file: str) -> list[str]:
+        blocks = re.findall(r"^```python\n.*?^```$|^\S.*?(?=\n\n|\Z)", (ROOT / file).read_text(), re.M | re.S)
+        return [re.sub(r" \(\[.*\)", "", " ".join(block.split())) for block in blocks if block.startswith(beginning)]
+
+    assert paragraphs("docs/pypi.md") == paragraphs("README.md") != []
+
+
+def test_the_readme_has_at_most_100_lines_and_the_first_commands_on_its_first_screen():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    first_screen = "\n".join(lines[:25])
+    assert "    make demo" in first_screen and "    make test" in first_screen
