@@ -1,4 +1,4 @@
-//! Progress indicator on stderr: the number of the current row. It is cleared when the table is complete.
+//! Progress indicator on stderr: the current row or simulation. It is cleared when the table is complete.
 
 use std::io::Write;
 
@@ -19,6 +19,18 @@ impl<W: Write> Progress<W> {
         progress
     }
 
+    /// Returns an indicator that displays the texts of `show`.
+    pub(crate) fn idle(out: Option<W>) -> Progress<W> {
+        Progress { out, row: 0, rows: None, shown: 0 }
+    }
+
+    /// Replaces the displayed text.
+    pub(crate) fn show(&mut self, text: &str) {
+        self.clear();
+        self.shown = text.len();
+        self.put(text);
+    }
+
     /// Displays the next row, if any.
     pub(crate) fn next(&mut self) {
         self.clear();
@@ -28,8 +40,7 @@ impl<W: Write> Progress<W> {
             Some(rows) => format!("row {} of {rows}", self.row),
             None => format!("row {}", self.row),
         };
-        self.shown = text.len();
-        self.put(&text);
+        self.show(&text);
     }
 
     /// Clears the line, because other output may follow on the same terminal.
