@@ -10,4 +10,4 @@ _OUTSIDE = re.compile(r"\]\(\.\./(?!\.)([^)]+)\)")
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     if "/" in page.file.src_uri:
         return markdown
-    return _OUTSIDE.sub(rf"]({config['repo_url']}/blob/main/\1)", markdown)
+    return _OUTSIDE.sub(rf"]({config['extra']['social'][0]['link']}/blob/main/\1)", markdown)
