@@ -39,6 +39,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         status = bench(argv)
         if status in (0, 1):
             draw([(Path(path).stem, json.loads(files.read_text(path))) for path in argv[1:3]], target)
+            print(f"# drawn: {target}")
         return status
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
@@ -52,6 +53,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         # Under a launcher only rank 0 writes the file.
         if status == 0 and os.path.exists(path):
             draw([("", json.loads(files.read_text(path)))], target)
+            print(f"# drawn: {target}")
     return status
 
 
