@@ -12,7 +12,7 @@ from pathlib import Path
 NO_PROCESS = "4999999"
 #: A word of a command line that is not UTF-8, as Python has it in sys.argv.
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
-#: Values that are no count, time or size.
+#: Values that no option for a count, time or size accepts.
 NO_NUMBERS = ("", "x", "nan", "-1", "1e99", "9" * 30, "0x10", "1;5", NOT_UTF8)
 
 
@@ -102,8 +102,8 @@ def outputs(files: dict[str, Path]) -> list[str]:
 def command_lines() -> Iterator[Case]:
     """Yields command lines without files."""
     for words in (
-        *((), ("",), ("--nonsense",), ("inf",), ("infos",), (NOT_UTF8,), ("--json",), ("-n", "2"), ("info", "doctor")),
-        *(("info", "--nonsense"), ("info", "x"), ("info", "-n", "0"), ("info", "-n", "257"), ("info", "-n", NOT_UTF8)),
+        *((), ("",), ("--unknown",), ("inf",), ("infos",), (NOT_UTF8,), ("--json",), ("-n", "2"), ("info", "doctor")),
+        *(("info", "--unknown"), ("info", "x"), ("info", "-n", "0"), ("info", "-n", "257"), ("info", "-n", NOT_UTF8)),
         *(
             ("doctor", "--svg"),
             ("doctor", "--wait"),
@@ -114,8 +114,8 @@ def command_lines() -> Iterator[Case]:
         *(("doctor", "--quick", "--svg", "x.svg"), ("doctor", NOT_UTF8), ("doctor", "--by-doctor=x")),
         *(("status", "--watch", "0"), ("status", "--watch", "-1"), ("status", "--watch", "nan"), ("status", "x")),
         *(("status", "--watch", "1e9"), ("status", "1.5"), ("status", NOT_UTF8), ("status", "--dump")),
-        *(("trace",), ("trace", "-o"), ("trace", "--nonsense", "x"), ("trace", "x", "--output")),
-        *(("launch",), ("launch", "--nonsense"), ("launch", ""), ("launch", NOT_UTF8), ("launch", "--", "x")),
+        *(("trace",), ("trace", "-o"), ("trace", "--unknown", "x"), ("trace", "x", "--output")),
+        *(("launch",), ("launch", "--unknown"), ("launch", ""), ("launch", NOT_UTF8), ("launch", "--", "x")),
         *(("report",), ("completion",), ("completion", "powershell"), ("man", "x"), ("man", NOT_UTF8)),
     ):
         yield Case("smddp", words)
@@ -127,7 +127,7 @@ def command_lines() -> Iterator[Case]:
     for pid in (NO_PROCESS, "0", "-1", "9" * 30):
         yield Case("smddp", ("status", pid), (1, 2))
     for words in (
-        *((), ("",), ("--nonsense", "true"), ("-n",), ("--nproc", "4097", "true"), ("--nproc", "0", "true"), ("--",)),
+        *((), ("",), ("--unknown", "true"), ("-n",), ("--nproc", "4097", "true"), ("--nproc", "0", "true"), ("--",)),
         *(("-x",), ("-x", "=1", "true"), ("-x", "A B=1", "true"), ("--tag-output=x", "true"), ("--nproc", "2")),
         *(("-x", f"{NOT_UTF8}=1"), (NOT_UTF8, "-n"), ("-np", NOT_UTF8, "true")),
     ):
@@ -135,7 +135,7 @@ def command_lines() -> Iterator[Case]:
     for command, status in (("/no/such/program", 127), ("/etc", 126), ("/dev/null", 126), (NOT_UTF8, 127)):
         yield Case("smddprun", ("-n", "2", command), (status,))
     for program in ("smddpmprun", "smddpsinglenode"):
-        yield from (Case(program, words) for words in ((), ("--nonsense",), ("-n", "x", "true"), ("-n", "-3", "true")))
+        yield from (Case(program, words) for words in ((), ("--unknown",), ("-n", "x", "true"), ("-n", "-3", "true")))
     yield from launcher_variables()
     yield from bench_lines()
 
@@ -167,12 +167,12 @@ def launcher_variables() -> Iterator[Case]:
 def bench_lines() -> Iterator[Case]:
     """Yields wrong command lines of smddp-bench."""
     for words in (
-        *((), ("",), ("all_gathers",), (NOT_UTF8,), ("--nonsense",), ("all_gather", "--nonsense"), ("all_gather", "x")),
+        *((), ("",), ("all_gathers",), (NOT_UTF8,), ("--unknown",), ("all_gather", "--unknown"), ("all_gather", "x")),
         *(("all_gather", "-d", "float5"), ("all_reduce", "-o", "mean"), ("all_gather", "-b", "8T"), ("bw", "-m", "2")),
         *(("all_gather", "-b", "9", "-e", "8"), ("all_gather", "-g", "2"), ("all_gather", "-n", "0")),
         *(("sendrecv", "--nproc", "1"), ("hypercube", "--nproc", "3"), ("bw", "--nproc", "3"), ("all_gather", "-b")),
         *(("reduce", "--nproc", "2", "-r", "2"), ("reduce", "--nproc", "2", "-r", NOT_UTF8)),
-        *(("all_gather", "--torch"), ("all_gather", "--torch="), ("all_gather", "--torch", "nonsense", "--nproc", "2")),
+        *(("all_gather", "--torch"), ("all_gather", "--torch="), ("all_gather", "--torch", "unknown", "--nproc", "2")),
         *(
             ("all_gather", "--plot"),
             ("all_gather", "--plot="),
@@ -194,17 +194,17 @@ def bench_lines() -> Iterator[Case]:
             ("explain",),
             ("explain", "x"),
             ("explain", "all_gather", "--draw", "x.png"),
-            ("explain", "all_gather", "--nonsense"),
+            ("explain", "all_gather", "--unknown"),
         ),
-        *(("compare",), ("compare", "x"), ("compare", "--nonsense", "a", "b"), ("compare", "a", "b", "c")),
+        *(("compare",), ("compare", "x"), ("compare", "--unknown", "a", "b"), ("compare", "a", "b", "c")),
         *(
             ("replay",),
-            ("replay", "--nonsense"),
+            ("replay", "--unknown"),
             ("replay", "--speed", "0", "x"),
-            ("tune", "--nonsense"),
+            ("tune", "--unknown"),
             ("tune", "x"),
         ),
-        *(("completion",), ("completion", "powershell"), ("man", "x"), ("man", NOT_UTF8), ("startup", "--nonsense")),
+        *(("completion",), ("completion", "powershell"), ("man", "x"), ("man", NOT_UTF8), ("startup", "--unknown")),
     ):
         yield Case("smddp-bench", words)
     for number in NO_NUMBERS:
@@ -246,6 +246,7 @@ def with_files(files: dict[str, Path]) -> Iterator[Case]:
         yield Case("smddp", ("doctor", "-n", "1", f"--svg={output}"))
         yield Case("smddp", ("status", NO_PROCESS, f"--dump={output}"), (1, 2))
         yield Case("smddp-bench", ("all_gather", "--nproc", "1", "-b", "8", "-e", "8", "-J", output), (1, 2))
+        yield Case("smddp-bench", ("all_gather", "--nproc", "1", "-b", "8", "-e", "8", f"--plot={output}"))
         yield Case("smddp-bench", ("simulate", "all_gather", "--nodes", "2", f"--json={output}"), (1, 2))
         yield Case("smddp-bench", ("simulate", "all_gather", "--nodes", "2", f"--plot={output}"), (1, 2))
         yield Case("smddp-bench", ("explain", "all_gather", "--nodes", "2", f"--draw={output}"), (1, 2))
@@ -274,7 +275,7 @@ def with_files(files: dict[str, Path]) -> Iterator[Case]:
             ("--distribution", "{}{}"),
             ("--input", "x"),
         ),
-        *(("--distribution", '{"torch_distributed": 7}'), ("--distribution", '{"nonsense": {}}'), ("--engine", "x")),
+        *(("--distribution", '{"torch_distributed": 7}'), ("--distribution", '{"unknown": {}}'), ("--engine", "x")),
         *(
             ("--input", "=x"),
             ("--input", "train=/no/such"),

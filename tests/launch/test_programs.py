@@ -37,7 +37,7 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**clean(), **more}, capture_output=True, text=True, timeout=100)
 
 
-def test_loopback_interface_that_is_down_is_an_error_at_once():
+def test_loopback_interface_that_is_down_is_reported_immediately():
     apart = ["unshare", "--map-root-user", "--net"]
     if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
         pytest.skip("no network namespace can be made here")

@@ -120,7 +120,7 @@ def _check_files(script: str, source_dir: str | None, places: dict[str, str], jo
     if by_default and not source.fits(Path(source_dir or "."), jobs, _MOST_BYTES, _MOST_FILES):
         raise ValueError(
             f"the folder {source_dir!r} of {script} is sent to the ranks, and has more than {_MOST_BYTES >> 20} MiB or "
-            f"{_MOST_FILES} files: put the script's files into a folder of their own, or give --script-only"
+            f"{_MOST_FILES} files: put the files of the script into a separate folder, or give --script-only"
         )
 
 

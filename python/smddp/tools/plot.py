@@ -32,8 +32,12 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
     if Path(target).suffix[1:].lower() not in known:
         print(f"smddp-bench: --plot {target}: give a name that ends in .{', .'.join(sorted(known))}", file=sys.stderr)
         return 2
-    if not Path(target).absolute().parent.is_dir():
-        print(f"smddp-bench: --plot {target}: the folder does not exist", file=sys.stderr)
+    try:
+        files.check_writable(target)
+    except OSError as error:
+        missing = not Path(target).absolute().parent.is_dir()
+        reason = "the folder does not exist" if missing else error.strerror
+        print(f"smddp-bench: --plot {target}: {reason}", file=sys.stderr)
         return 2
     if argv[:1] == ["compare"]:
         status = bench(argv)

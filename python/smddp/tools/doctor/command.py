@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -138,4 +139,7 @@ def _report(job: dict[str, Any], findings: list[Finding], took: float, given: ar
     hosts = sorted({facts["identity"]["host"] for facts in present.values()})
     head = f"smddp doctor: {len(present)} of {job['size']} ranks, "
     head += f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {took:.1f} s"
-    print("\n".join(report.lines(head, findings, len(present), columns)))
+    text = report.lines(head, findings, len(present), columns)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = report.coloured(text)
+    print("\n".join(text))
