@@ -83,6 +83,16 @@ mod tests {
     }
 
     #[test]
+    fn shown_text_replaces_the_one_before() {
+        let mut written = Vec::new();
+        let mut progress = Progress::idle(Some(&mut written));
+        progress.show("abc");
+        progress.show("d");
+        drop(progress);
+        assert_eq!(written, b"abc\r   \rd\r \r");
+    }
+
+    #[test]
     fn line_is_cleared_before_the_last_row_too() {
         let mut written = Vec::new();
         drop(Progress::new(Some(&mut written), None));
