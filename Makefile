@@ -297,6 +297,7 @@ test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and fa
 check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, types, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	cargo check --quiet --tests --manifest-path models/Cargo.toml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --exclude "*.md" .

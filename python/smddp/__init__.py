@@ -72,6 +72,7 @@ __all__ = [
     "init",
     "log_to",
     "paths",
+    "report",
     "traffic",
     *_FROM_CORE,
 ]
@@ -104,6 +105,20 @@ def traffic() -> list[dict[str, Any]]:
     from smddp.observability.info import traffic as counted
 
     return counted()
+
+
+def report() -> str:
+    """Returns one table of this process's open groups: calls, bytes, times, and the share of waiting for late ranks.
+
+    Times are those of the newest operations (SMDDP_RECORDER of each group). The waiting share and the stragglers need
+    the other ranks of this host, which the host's first process queries for at most 3 seconds each; other processes
+    show "-". Call it before `destroy_process_group`, which closes the groups.
+
+        print(smddp.report())
+    """
+    from smddp.observability.report import report as text
+
+    return text()
 
 
 def dump(path: str | None = None) -> dict[str, Any]:

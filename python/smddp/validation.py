@@ -123,7 +123,10 @@ def environment(variables: Mapping[Any, Any]) -> dict[str, str]:
 
 def seconds(text: str) -> float:
     """A time of a command line: more than zero, at most a year."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number <= 366 * 24 * 3600:
         raise ValueError(f"invalid time {text!r}: expected more than 0 seconds and at most a year")
     return number

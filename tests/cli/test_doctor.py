@@ -248,6 +248,13 @@ def test_a_change_of_one_fact_is_named_with_its_rank(here, line, status, words, 
     assert f"{'FAIL' if status == FAIL else 'warn'}  {line}" in text
 
 
+def test_marks_are_coloured_without_another_change_of_the_text(here):
+    lines = report.lines("head", evaluate(job(here, changed("environment", to={"LOCAL_WORLD_SIZE": "2"}))), 2, 100)
+    coloured = report.coloured(lines)
+    assert [line for line in coloured if line.startswith("  \x1b[33mwarn\x1b[0m  threads ")]
+    assert [re.sub("\x1b\\[[0-9]+m", "", line) for line in coloured] == lines
+
+
 def test_threads_of_a_rank_are_its_share_of_the_processors(here):
     broken = job(here, changed("environment", to={"LOCAL_WORLD_SIZE": "2"}))
     assert [it.do for it in evaluate(broken) if it.name == "threads" and it.do] == ["export OMP_NUM_THREADS=4"]

@@ -32,7 +32,7 @@ def test_version_is_printed_without_a_command():
 
 def test_a_missing_command_is_a_usage_error():
     answer = smddp()
-    assert answer.returncode == 2 and "info, doctor, status, trace, launch or bench" in answer.stderr
+    assert answer.returncode == 2 and "info, doctor, status, trace, launch, bench, completion or man" in answer.stderr
 
 
 def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():

@@ -209,6 +209,20 @@ def test_from_a_shell_arguments_reach_the_script_and_its_exit_status_comes_back(
     assert wrong.returncode == 2 and "'mpo' is none" in errors and "Traceback" not in errors
 
 
+def test_script_imports_the_modules_beside_it(place):
+    (place / "beside.py").write_text("WORD = 'found beside the script'\n")
+    (place / "importing.py").write_text("import beside\nprint(beside.WORD)\n")
+    command = [Path(sys.executable).parent / "smddp", "launch", "importing.py", "-n", "1", "--distribution", "{}"]
+    sent = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=100)
+    assert sent.returncode == 0 and "found beside the script" in sent.stdout, sent.stderr
+    alone = subprocess.run([*command, "--script-only"], cwd=place, capture_output=True, text=True, timeout=100)
+    assert alone.returncode != 0 and "No module named 'beside'" in alone.stdout + alone.stderr
+    with (place / "large").open("wb") as file:
+        file.truncate(65 << 20)
+    large = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=100)
+    assert large.returncode == 2 and "more than 64 MiB" in large.stderr and large.stderr.count("\n") == 1, large.stderr
+
+
 def test_ctrl_c_ends_all_ranks(place):
     with launch(place, *NO_TORCHRUN, "--", "--fails", "slow", "--pids", f"{place}/pids") as job:
         while "rank" not in job.stdout.readline():

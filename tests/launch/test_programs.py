@@ -37,6 +37,15 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**clean(), **more}, capture_output=True, text=True, timeout=100)
 
 
+def test_loopback_interface_that_is_down_is_reported_immediately():
+    apart = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no network namespace can be made here")
+    command = [*apart, BIN / "smddprun", "--nproc", "2", sys.executable, "-c", ARRAYS]
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "the loopback interface is down" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_torchs_variables_are_those_of_the_launcher(launcher):
     ports = set()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "python"
-FOUNDATION = {"files", "text", "validation", "formats", "_native", "_constants", "_historic"}
+FOUNDATION = {"command_line", "files", "text", "validation", "formats", "_native", "_constants", "_historic"}
 BELOW_TORCH = {"observability", "exit_hooks", "launch"}
 # Packages, and the packages that they may import besides the files of FOUNDATION.
 ALLOWED = {

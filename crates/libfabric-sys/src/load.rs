@@ -189,7 +189,7 @@ impl Library {
         self.version
     }
 
-    /// Returns the interface version to request: the library's version, at most 2.0, the newest version that [`types`]
+    /// Returns the interface version to request: the library's version, at most 2.0, the newest version that [`crate::types`]
     /// covers.
     pub fn interface(&self) -> Version {
         self.version.min(Version::new(2, 0))

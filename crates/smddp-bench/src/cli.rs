@@ -79,7 +79,7 @@ pub(crate) struct Cli {
     /// Timed calls per row [default: 20; in OSU's tests OSU's default, which is lower above 8K]
     #[arg(short = 'n', long = "iters", value_name = "N")]
     iters: Option<usize>,
-    /// Warmup calls per row [default: 5; a tenth of --iters in OSU's tests]
+    /// Warmup calls per row, at least one [default: 5; a tenth of --iters in OSU's tests]
     #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N")]
     warmup_iters: Option<usize>,
     /// Number of concurrent messages in bw, bibw and message_rate

@@ -161,7 +161,11 @@ pub(crate) fn check_size(ranks: Option<usize>) -> std::result::Result<(), String
 
 /// Parses a cluster file. The error contains line and reason.
 pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
-    let read: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    let read: File = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = 1 + before.matches('\n').count();
+        format!("line {line}: {}", error.message().trim_end().replace('\n', "; "))
+    })?;
     let ranks = match (&read.ranks, read.nodes, read.ranks_per_node) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
             return Err("'ranks' lists every node: remove 'nodes' and 'ranks_per_node'".into());

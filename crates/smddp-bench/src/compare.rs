@@ -35,7 +35,26 @@ struct Run {
     collective: Option<String>,
     #[serde(default)]
     start_time: Option<String>,
+    #[serde(default)]
+    config: RunConfig,
     results: Vec<Line>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RunConfig {
+    /// False if `in_place` repeats `out_of_place`. nccl-tests always measures both.
+    #[serde(default = "measured")]
+    has_in_place: bool,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self { has_in_place: true }
+    }
+}
+
+const fn measured() -> bool {
+    true
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,7 +172,7 @@ const MAX_RUN: usize = 256 << 20;
 
 fn read(path: &Path) -> Result<Run> {
     let text = smddp_core::files::read_text(path, MAX_RUN)
-        .map_err(Error::io(format!("reading {}", path.display())))?;
+        .map_err(|error| Error::Usage(format!("reading {}: {error}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| {
         Error::Usage(format!("{} is not a -J file of smddp-bench or nccl-tests: {error}", path.display()))
     })
@@ -169,12 +188,11 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
         let about = [&run.collective, &run.start_time].into_iter().flatten().map(String::as_str);
         put(format!("# {name}: {} {}", path.display(), about.collect::<Vec<_>>().join(" ")));
     }
-    let half = format!("  {:>7}  {:>7}  {:>5}  {:>7}", "A", "B", "B/A", "verdict");
-    put(format!("# {:>10}  {:>8}  {:>6}  {:>6}{half}{half}", "size", "type", "redop", "root"));
-    put(format!(
-        "# {:>10}  {:>8}  {:>6}  {:>6}  out of place (us){:15}  in place (us)",
-        "(B)", "", "", "", ""
-    ));
+    let halves = if a.config.has_in_place && b.config.has_in_place { 2 } else { 1 };
+    let half = format!("  {:>7}  {:>7}  {:>5}  {:>7}", "A", "B", "B/A", "verdict").repeat(halves);
+    put(format!("# {:>10}  {:>8}  {:>6}  {:>6}{half}", "size", "type", "redop", "root"));
+    let in_place = if halves == 2 { format!("{:15}  in place (us)", "") } else { String::new() };
+    put(format!("# {:>10}  {:>8}  {:>6}  {:>6}  out of place (us){in_place}", "(B)", "", "", ""));
     let (mut paired, mut counts, mut logs) = (0, [0; 4], 0.0);
     for old in &a.results {
         let Some(new) = b.results.iter().find(|new| new.same_call(old)) else { continue };
@@ -192,7 +210,10 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
                 (&new.out_of_place, &new.out_of_place_per_iter),
             ),
             ((&old.in_place, &old.in_place_per_iter), (&new.in_place, &new.in_place_per_iter)),
-        ] {
+        ]
+        .into_iter()
+        .take(halves)
+        {
             let (ratio, verdict) =
                 compare_times((old.0, old.1.as_ref()), (new.0, new.1.as_ref()), cli.tolerance);
             counts[verdict as usize] += 1;
@@ -209,11 +230,18 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
         run.results.iter().filter(|line| !other.results.iter().any(|each| each.same_call(line))).count()
     };
     let [same, faster, slower, wrong] = counts;
+    let (times, what) = (
+        halves * paired,
+        match halves * paired {
+            1 => "row",
+            _ if halves == 2 => "halves",
+            _ => "rows",
+        },
+    );
     put(format!(
-        "# B/A {:.3} (geometric mean of {} halves): {faster} faster, {same} the same, {slower} slower, {wrong} wrong; rows in \
-         one run alone: {} of A, {} of B",
-        (logs / f64::from(2 * paired)).exp(),
-        2 * paired,
+        "# B/A {:.3} (geometric mean of {times} {what}): {faster} faster, {same} the same, {slower} slower, {wrong} wrong; \
+         rows in one run alone: {} of A, {} of B",
+        (logs / times as f64).exp(),
         unpaired(a, b),
         unpaired(b, a)
     ));
@@ -274,5 +302,17 @@ mod tests {
         assert!(bad && text.contains("SLOWER") && text.contains(" 2.00 "), "{text}");
         assert!(text.ends_with("2 slower, 0 wrong; rows in one run alone: 1 of A, 1 of B\n"), "{text}");
         assert!(table(&cli, &a, &run(r#"{"results": []}"#)).is_err());
+    }
+
+    #[test]
+    fn in_place_times_that_one_run_did_not_measure_are_not_compared() {
+        let row = r#"{"size": 8, "type": "float", "out_of_place": {"time": 1}, "in_place": {"time": 1}}"#;
+        let both = run(&format!(r#"{{"results": [{row}]}}"#));
+        let one = run(&format!(r#"{{"config": {{"has_in_place": false}}, "results": [{row}]}}"#));
+        let cli = Cli::parse_from(["compare", "a.json", "b.json"]);
+        let (text, _) = table(&cli, &both, &one).unwrap();
+        assert!(!text.contains("in place (us)") && text.contains("geometric mean of 1 row)"), "{text}");
+        let (text, _) = table(&cli, &both, &both).unwrap();
+        assert!(text.contains("in place (us)") && text.contains("geometric mean of 2 halves"), "{text}");
     }
 }

@@ -12,7 +12,9 @@ use crate::cluster_file;
 use crate::drawing;
 use crate::error::{Error, Result};
 use crate::op::Op;
-use crate::simulate::{clusters, describe, path_text, picture, share, simulated, size, write};
+use crate::simulate::{
+    check_writable, clusters, describe, path_text, picture, share, simulated, size, write,
+};
 use crate::simulated_call::SimulatedCall;
 use crate::sizes::parse_size;
 
@@ -60,6 +62,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let all = clusters(&base, &nodes, cli.ppn)?;
     let cluster = &all[0];
     let bytes = cli.bytes as u64;
+    cli.draw.as_deref().map_or(Ok(()), check_writable)?;
     let free = SimulatedCall::new(cluster, collective, cli.bytes, 0, cli.half)?;
     let found = free.alternatives();
     let job = free.algorithm(cli.algorithm)?.job();

@@ -86,10 +86,7 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     let cli = match Cli::try_parse_from(std::iter::once("smddp-bench").chain(args.iter().map(String::as_str)))
     {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return error.exit_code();
-        }
+        Err(error) => return usage(&error, "smddp-bench", &args),
     };
     let mut rank = None;
     match dispatch(&cli, &args, spawn, &mut rank) {
@@ -116,11 +113,25 @@ fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     Some(match parsed {
         Ok(Ok(status)) => status,
         Ok(Err(error)) => failed(&error, None),
-        Err(error) => {
-            let _ = error.print();
-            error.exit_code()
-        }
+        Err(error) => usage(&error, &format!("smddp-bench {name}"), args),
     })
+}
+
+/// Prints the help, or an invalid command line in one line, and returns the exit status.
+fn usage(error: &clap::Error, program: &str, args: &[String]) -> i32 {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return error.exit_code();
+    }
+    let text = error.render().to_string();
+    let text = text.split("\n\nUsage:").next().unwrap_or_default();
+    let text = text.split("\n\nFor more information").next().unwrap_or_default();
+    let paragraphs = text.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    let text = paragraphs.collect::<Vec<_>>().join("; ");
+    // clap reads mpirun's -np N as -n p, followed by N.
+    let hint = if args.iter().any(|arg| arg == "-np") { "; --nproc N starts N ranks" } else { "" };
+    eprintln!("{program}: {}{hint} (see {program} --help)", text.trim_start_matches("error: "));
+    error.exit_code()
 }
 
 /// Prints the error and returns its exit status.

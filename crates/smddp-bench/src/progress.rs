@@ -1,4 +1,4 @@
-//! Progress indicator on stderr: the number of the current row. It is cleared when the table is complete.
+//! Progress indicator on stderr: the current row or simulation. It is cleared when the table is complete.
 
 use std::io::Write;
 
@@ -19,6 +19,18 @@ impl<W: Write> Progress<W> {
         progress
     }
 
+    /// Returns an indicator that displays the texts of `show`.
+    pub(crate) fn idle(out: Option<W>) -> Progress<W> {
+        Progress { out, row: 0, rows: None, shown: 0 }
+    }
+
+    /// Replaces the displayed text.
+    pub(crate) fn show(&mut self, text: &str) {
+        self.clear();
+        self.shown = text.len();
+        self.put(text);
+    }
+
     /// Displays the next row, if any.
     pub(crate) fn next(&mut self) {
         self.clear();
@@ -28,8 +40,7 @@ impl<W: Write> Progress<W> {
             Some(rows) => format!("row {} of {rows}", self.row),
             None => format!("row {}", self.row),
         };
-        self.shown = text.len();
-        self.put(&text);
+        self.show(&text);
     }
 
     /// Clears the line, because other output may follow on the same terminal.
@@ -69,6 +80,16 @@ mod tests {
         drop(progress);
         let wiped = "\r          \r";
         assert_eq!(String::from_utf8(written).unwrap(), format!("row 1 of 2{wiped}row 2 of 2{wiped}"));
+    }
+
+    #[test]
+    fn shown_text_replaces_the_one_before() {
+        let mut written = Vec::new();
+        let mut progress = Progress::idle(Some(&mut written));
+        progress.show("abc");
+        progress.show("d");
+        drop(progress);
+        assert_eq!(written, b"abc\r   \rd\r \r");
     }
 
     #[test]

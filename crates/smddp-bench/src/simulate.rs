@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Parser};
 use serde::Serialize;
-use smddp_plan::sim::{Cluster, PathSummary, Run};
+use smddp_plan::sim::{Cluster, PathSummary, Run, SearchResult};
 use smddp_plan::{Algorithm, Collective};
 
 use crate::cluster_file;
@@ -128,6 +128,7 @@ struct Document<'a> {
 
 pub(crate) fn run(cli: &Cli) -> Result<i32> {
     picture(cli.plot.as_deref())?;
+    cli.json.iter().chain(&cli.plot).try_for_each(|path| check_writable(path))?;
     let collective = simulated(cli.op)?;
     let base = cluster_file::load(&cli.cluster)?;
     let clusters = clusters(&base, &cli.nodes, cli.ppn)?;
@@ -166,6 +167,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     }
     if let Some(path) = &cli.plot {
         write(path, &plot(cli.op, &base, &rows, !cli.algorithm.is_empty()))?;
+        println!("# drawn: {}", path.display());
     }
     Ok(0)
 }
@@ -188,13 +190,18 @@ fn replayed(cluster: &Cluster, call: &SimulatedCall<'_>) -> Result<Run> {
 
 fn fastest(cluster: &Cluster, call: &SimulatedCall<'_>) -> Result<Run> {
     let mut found = call.alternatives();
+    if found.runs.is_empty() && !found.left_out.is_empty() {
+        return Err(Error::Usage(format!(
+            "{} nodes: every algorithm has too many messages for --best: name one with --algorithm ({}), which takes minutes",
+            cluster.nodes(),
+            names(&found)
+        )));
+    }
     if !found.left_out.is_empty() {
-        let names: Vec<_> =
-            found.left_out.iter().map(|(_, job)| job.decision.choice.algorithm.name()).collect();
         eprintln!(
             "smddp-bench: on {} nodes these algorithms have too many messages; select them with --algorithm: {}",
             cluster.nodes(),
-            names.join(", ")
+            names(&found)
         );
     }
     if found.runs.is_empty() {
@@ -202,6 +209,12 @@ fn fastest(cluster: &Cluster, call: &SimulatedCall<'_>) -> Result<Run> {
         return Err(Error::Usage(format!("{} nodes: {reason}", cluster.nodes())));
     }
     Ok(found.runs.swap_remove(0))
+}
+
+/// Returns the algorithms that were not simulated.
+fn names(found: &SearchResult) -> String {
+    let names: Vec<_> = found.left_out.iter().map(|(_, job)| job.decision.choice.algorithm.name()).collect();
+    names.join(", ")
 }
 
 /// Returns the collective of an operation. Operations without a plan, such as sendrecv, are an error.
@@ -327,6 +340,18 @@ pub(crate) fn picture(path: Option<&Path>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks that a file can be written, before the computation of its content. An existing file keeps its content.
+pub(crate) fn check_writable(path: &Path) -> Result<()> {
+    let existed = path.exists();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(Error::io(format!("writing {}", path.display())))?;
+    if !existed {
+        // Another rank may have removed it.
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
 }
 
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {

@@ -1,11 +1,14 @@
 //! A call on a described cluster, with the engine's decisions.
 
+use std::io::{IsTerminal, stderr};
+
 use smddp_core::preview::{HypotheticalCall, HypotheticalGroup};
 use smddp_core::{Collective, Config, DType};
 use smddp_plan::sim::{Cluster, Job, SearchResult, search};
 use smddp_plan::{Algorithm, Memory};
 
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 
 pub(crate) struct SimulatedCall<'a> {
     cluster: &'a Cluster,
@@ -71,11 +74,17 @@ impl<'a> SimulatedCall<'a> {
         Job { collective: self.call.collective, root: self.call.root, decision }
     }
 
-    /// Returns the alternatives to the engine's plan.
+    /// Returns the alternatives to the engine's plan. Displays the current one on a terminal.
     pub(crate) fn alternatives(&self) -> SearchResult {
         let group = self.group();
         let (shape, group, settings) = group.planner_request(&self.call);
-        search(self.cluster, &shape, self.call.root, &group, &settings)
+        let mut progress = Progress::idle(stderr().is_terminal().then(stderr));
+        let mut begins = |job: &Job, messages: u64| {
+            let (nodes, name) = (self.cluster.nodes(), job.decision.choice.algorithm.name());
+            let millions = messages as f64 / 1e6;
+            progress.show(&format!("simulating {name} on {nodes} nodes, {millions:.1} million messages"));
+        };
+        search(self.cluster, &shape, self.call.root, &group, &settings, &mut begins)
     }
 }
 

@@ -14,7 +14,7 @@ use smddp_plan::{Algorithm, Collective};
 
 use crate::error::{Error, Result};
 use crate::op::Op;
-use crate::simulate::{size, write};
+use crate::simulate::{check_writable, size, write};
 use crate::sizes::parse_size;
 use crate::split;
 
@@ -108,6 +108,7 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
         let Cli { min_bytes, max_bytes, .. } = cli;
         return Err(Error::Usage(format!("--minbytes {min_bytes} is above --maxbytes {max_bytes}")));
     }
+    cli.output.as_deref().map_or(Ok(()), check_writable)?;
     let (mut table, mut notes, mut ranks) = (Table::default(), String::new(), 0);
     for (op, collective) in ops {
         // Only rank 0 gets figures; the other ranks run the same measurements.

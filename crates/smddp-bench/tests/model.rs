@@ -32,6 +32,29 @@ fn printed_with(args: &str, settings: &[(&str, &String)]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+#[test]
+fn invalid_command_lines_are_one_line_with_the_remedy() {
+    for (args, status, expected) in [
+        ("simulate all_gather --best --nodes 1024", 2, "name one with --algorithm (hier, "),
+        ("simulate all_gather --nodes 2 --json /proc/x", 1, "writing /proc/x: "),
+        ("explain all_gather --draw /no/such/x.svg", 1, "writing /no/such/x.svg: "),
+        ("all_gather -np 2", 2, "--nproc N starts N ranks"),
+        (
+            "completion powershell",
+            2,
+            "[possible values: bash, zsh, fish] (see smddp-bench completion --help)",
+        ),
+        ("compare a.json", 2, "not provided: <B.json> (see smddp-bench compare --help)"),
+        ("compare /no/a.json /no/b.json", 2, "reading /no/a.json: No such file"),
+        ("replay /no/a.json", 2, "/no/a.json is not a dump: No such file"),
+    ] {
+        let output = bench(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), text.lines().count()), (Some(status), 1), "{args}: {text}");
+        assert!(text.starts_with("smddp-bench") && text.contains(expected), "{args}: {text}");
+    }
+}
+
 /// A temporary file of the test, removed on drop.
 struct Temporary(PathBuf);
 

@@ -230,6 +230,45 @@ fn recorded_hang_is_reproduced_as_a_timeout() {
 }
 
 #[test]
+fn hang_of_a_live_job_is_reproduced_from_the_folder_of_its_dumps() {
+    let folder = Folder::new("live");
+    let of = |rank: u64| {
+        let mut operations = healthy(rank, 1);
+        if rank != 1 {
+            let mut running =
+                call(FAILED_CALL, "all_reduce(10 elements of float32, sum)", 40, 110, 111, "running");
+            running["ended_ns"] = Value::Null;
+            operations.push(running);
+        }
+        dump(rank, &operations, None)
+    };
+    folder.files(&(0..RANKS).map(of).collect::<Vec<_>>());
+    let (output, text) = replay(&[&folder.0], "--timeout 1");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for expected in [
+        "# reproduced: hanging in all_reduce #101\n",
+        "# recorded: hanging in all_reduce #101 for 60 s, missing: rank 1\n",
+        "# Replay concluded: as recorded\n",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn folders_without_dumps_of_one_job_are_rejected() {
+    let folder = Folder::new("folders");
+    let (output, text) = replay(&[&folder.0], "");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("has no dump (*.json)"), "{text}");
+    for job in ["job-1", "job-2"] {
+        std::fs::create_dir(folder.0.join(job)).unwrap();
+    }
+    let (output, text) = replay(&[&folder.0], "");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("dumps of 2 jobs"), "{text}");
+}
+
+#[test]
 fn hung_rank_without_a_dump_is_missing_in_the_replay() {
     let mut dumps = hung();
     dumps.remove(1);

@@ -19,6 +19,11 @@ const RETRY: Duration = Duration::from_millis(20);
 /// program closes all.
 const MAX_CLOSED: u32 = 50;
 
+/// Returns true if all addresses of `host:port` are loopback addresses.
+fn is_loopback(addr: &str) -> bool {
+    addr.to_socket_addrs().is_ok_and(|mut found| found.all(|one| one.ip().is_loopback()))
+}
+
 /// The connection of one rank.
 pub(crate) struct Client {
     stream: TcpStream,
@@ -40,6 +45,11 @@ impl Client {
                 Ok(client) => return Ok(client),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(Error::Rendezvous(format!("no rendezvous at {addr}: {error}")));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable && is_loopback(addr) => {
+                    return Err(Error::Rendezvous(format!(
+                        "no rendezvous at {addr}: {error}: the loopback interface is down (`ip link set lo up`)"
+                    )));
                 }
                 Err(error) => {
                     closed += u32::from(error.kind() == io::ErrorKind::UnexpectedEof);

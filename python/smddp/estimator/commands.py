@@ -37,8 +37,9 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        words = [*(f"{name}={value}" for name, value in self.env.items()), *self.argv]
-        return f"{self.host}: {shlex.join(words)}"
+        """Returns the host and a command of a shell, with one variable per line."""
+        variables = [f"{shlex.quote(name)}={shlex.quote(value)}" for name, value in self.env.items()]
+        return f"{self.host}: " + " \\\n    ".join([*variables, shlex.join(self.argv)])
 
 
 def with_groups(given: Given, instance_count: int | None) -> tuple[Given, int | None]:

@@ -305,6 +305,7 @@ class Framework(serving.ServiceMethods):
             inputs=places,
             interface=interface,
             log_level=self.container_log_level,
+            script_arguments=self.script_arguments,
         )
 
     def rank_environment(self, folder: job.Folder) -> dict[str, str]:

@@ -6,13 +6,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from smddp import files
+from smddp import command_line, files
+from smddp.estimator import inputs, source
 from smddp.estimator.classes import PyTorch
 from smddp.estimator.commands import MASTER_PORT
 from smddp.estimator.engines import ENGINES, NO_IMAGE
 from smddp.estimator.running import LaunchError
+from smddp.text import printable
+
+#: Largest folder of a script that is sent without --source-dir.
+_MOST_BYTES, _MOST_FILES = 64 << 20, 5000
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,11 +26,12 @@ def main(argv: Sequence[str]) -> int:
     arguments, 130 after a Ctrl-C."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    given = _parser().parse_args(words[:at])
+    given = parser().parse_args(words[:at])
     try:
+        script, source_dir = _source(given)
         estimator = PyTorch(
-            given.script,
-            source_dir=given.source_dir,
+            script,
+            source_dir=source_dir,
             instance_type=given.instance_type,
             image_uri=given.image or NO_IMAGE,
             distribution=_distribution(given.distribution),
@@ -35,8 +42,11 @@ def main(argv: Sequence[str]) -> int:
         if given.nodes is not None and given.engine is None:
             raise ValueError("--nodes is for --engine: name the hosts by --hosts")
         estimator.instance_count = given.nodes or len(hosts or [1])
+        places = _inputs(given.input)
+        if given.engine is None:
+            _check_files(script, source_dir, places, estimator.root(), source_dir != given.source_dir)
         estimator.fit(
-            _inputs(given.input),
+            places,
             job_name=given.job_name,
             hosts=hosts,
             dry_run=given.dry_run,
@@ -48,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
             engine_options=_options(given.option) or None,
         )
     except (OSError, ValueError, TypeError, ImportError) as error:
-        print(f"smddp launch: {error}", file=sys.stderr)
+        print(f"smddp launch: {printable(_reason(error))}", file=sys.stderr)
         return 2
     except LaunchError as error:
         print(f"smddp launch: {error}", file=sys.stderr)
@@ -59,39 +69,76 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    launch = command_line.Parser(
         prog="smddp launch",
         usage="%(prog)s [options] SCRIPT [-- ARGUMENTS]",
         description="Run a script on ranks here or on several hosts, as an estimator does.",
         epilog="What comes after -- is the script's.",
         allow_abbrev=False,
     )
-    parser.add_argument("script", metavar="SCRIPT", help="the Python file that each rank runs")
-    parser.add_argument("--distribution", metavar="JSON", help="as an estimator's, or a file of it; torchrun without")
-    parser.add_argument("--hosts", metavar="A:8,B:8", help="hosts and their ranks, over ssh; this machine without")
-    parser.add_argument("-n", "--ranks", type=int, help="ranks of each host that says nothing")
-    parser.add_argument("--instance-type", default="local", metavar="TYPE", help="whose GPUs, EFA and rules count")
-    parser.add_argument("--input", action="append", default=[], metavar="CHANNEL=PATH", help="again for each channel")
-    parser.add_argument("--output", metavar="DIR", help="where the job's folder is made (./smddp-jobs)")
-    parser.add_argument("--source-dir", metavar="DIR", help="the folder that SCRIPT is in, taken along whole")
-    parser.add_argument("--job-name", metavar="NAME")
-    parser.add_argument("--interface", metavar="NAME", help="the network interface between hosts")
-    parser.add_argument("--port", type=int, default=MASTER_PORT, help="where torchrun's ranks of several hosts meet")
-    parser.add_argument("--rsh", default="ssh", metavar="COMMAND", help="in place of ssh")
-    parser.add_argument("--engine", choices=ENGINES, help="what runs the job in place of ssh")
-    parser.add_argument("--nodes", type=int, help="how many nodes the engine is to find (1)")
-    parser.add_argument("--image", metavar="URI", help="what pods of --engine kubernetes run")
-    parser.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be started")
-    return parser
+    launch.add_argument("script", metavar="SCRIPT", help="the Python file that each rank runs")
+    launch.add_argument("--distribution", metavar="JSON", help="as an estimator's, or a file of it; torchrun without")
+    launch.add_argument("--hosts", metavar="A:8,B:8", help="hosts and their ranks, over ssh; this machine without")
+    launch.add_argument("-n", "--ranks", type=int, help="ranks of each host that says nothing")
+    launch.add_argument("--instance-type", default="local", metavar="TYPE", help="whose GPUs, EFA and rules count")
+    launch.add_argument("--input", action="append", default=[], metavar="CHANNEL=PATH", help="again for each channel")
+    launch.add_argument("--output", metavar="DIR", help="where the job's folder is made (./smddp-jobs)")
+    code = launch.add_mutually_exclusive_group()
+    code.add_argument(
+        "--source-dir", metavar="DIR", help="folder that is sent; SCRIPT is relative to it (SCRIPT's folder)"
+    )
+    code.add_argument("--script-only", action="store_true", help="send SCRIPT without the other files of its folder")
+    launch.add_argument("--job-name", metavar="NAME")
+    launch.add_argument("--interface", metavar="NAME", help="the network interface between hosts")
+    launch.add_argument("--port", type=int, default=MASTER_PORT, help="where torchrun's ranks of several hosts meet")
+    launch.add_argument("--rsh", default="ssh", metavar="COMMAND", help="in place of ssh")
+    launch.add_argument("--engine", choices=ENGINES, help="what runs the job in place of ssh")
+    launch.add_argument("--nodes", type=int, help="how many nodes the engine is to find (1)")
+    launch.add_argument("--image", metavar="URI", help="what pods of --engine kubernetes run")
+    launch.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine")
+    launch.add_argument("--dry-run", action="store_true", help="print what would be started")
+    return launch
+
+
+def _source(given: argparse.Namespace) -> tuple[str, str | None]:
+    """Returns the script, and the folder that is sent: the script's own by default."""
+    if given.source_dir is not None or given.script_only:
+        return given.script, given.source_dir
+    return Path(given.script).name, str(Path(given.script).parent)
+
+
+def _check_files(script: str, source_dir: str | None, places: dict[str, str], jobs: Path, by_default: bool) -> None:
+    """Checks the files of a job before --dry-run shows it. by_default: the command line does not name source_dir.
+
+    Raises ValueError.
+    """
+    source.check(source_dir, script)
+    for place in places.values():
+        inputs.local_path(place)
+    if by_default and not source.fits(Path(source_dir or "."), jobs, _MOST_BYTES, _MOST_FILES):
+        raise ValueError(
+            f"the folder {source_dir!r} of {script} is sent to the ranks, and has more than {_MOST_BYTES >> 20} MiB or "
+            f"{_MOST_FILES} files: put the files of the script into a separate folder, or give --script-only"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Returns an error's text, with the file before the reason of an OSError."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _distribution(text: str | None) -> dict[str, Any]:
     if text is None:
         return {"torch_distributed": {"enabled": True}}
-    if not text.lstrip().startswith("{"):
-        text = files.read_text(text)
+    if not text.lstrip().startswith(("{", "[")):
+        try:
+            text = files.read_text(text)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--distribution: {_reason(error)}") from None
     try:
         return dict(json.loads(text))
     except (json.JSONDecodeError, RecursionError, TypeError) as error:

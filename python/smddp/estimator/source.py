@@ -34,11 +34,7 @@ def copy(
 
     Raises ValueError for a missing script, source_dir or dependency.
     """
-    script = Path(entry_point) if source_dir is None else Path(source_dir, entry_point)
-    if source_dir is not None and not Path(source_dir).is_dir():
-        raise ValueError(f"source_dir: folder {source_dir!r} does not exist")
-    if not script.is_file():
-        raise ValueError(f"entry_point: file {str(script)!r} does not exist")
+    script = check(source_dir, entry_point)
     if source_dir is not None:
         _copy_tree(Path(source_dir), folder.code, jobs, patterns)
     else:
@@ -57,6 +53,30 @@ def copy(
     if not is_python(entry_point):
         copied = folder.code / (entry_point if source_dir is not None else script.name)
         copied.chmod(copied.stat().st_mode | 0o755)
+
+
+def check(source_dir: str | None, entry_point: str) -> Path:
+    """Returns the path of the script. Raises ValueError for a missing script or source_dir."""
+    script = Path(entry_point) if source_dir is None else Path(source_dir, entry_point)
+    if source_dir is not None and not os.path.isdir(source_dir):
+        raise ValueError(f"source_dir: folder {source_dir!r} does not exist")
+    if not os.path.isfile(script):
+        raise ValueError(f"entry_point: file {str(script)!r} does not exist")
+    return script
+
+
+def fits(source: Path, jobs: Path, most_bytes: int, most_files: int, patterns: Iterable[str] = IGNORED) -> bool:
+    """Returns whether the files that `copy` takes from a folder are at most `most_bytes` and `most_files`."""
+    left_out, size, count = _without_jobs(source, jobs, patterns), 0, 0
+    for folder, folders, names in os.walk(source):
+        without = left_out(folder, [*folders, *names])
+        folders[:] = [name for name in folders if name not in without]
+        kept = [Path(folder, name) for name in names if name not in without]
+        count += len(kept) + len(folders)
+        size += sum(path.stat().st_size for path in kept if path.is_file())
+        if size > most_bytes or count > most_files:
+            return False
+    return True
 
 
 def _copy_tree(source: Path, to: Path, jobs: Path, patterns: Iterable[str]) -> None:

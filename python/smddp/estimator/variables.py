@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from smddp.estimator.job import Folder
@@ -62,10 +62,12 @@ def variables(
     inputs: Mapping[str, str],
     interface: str | None,
     log_level: int,
+    script_arguments: Sequence[str] = (),
 ) -> dict[str, str]:
     """Returns the SM_* variables that all ranks share; `of_rank` adds those of a host.
 
-    entry_point: path in the code folder. hyperparameters: the script's and the job's own.
+    entry_point: path in the code folder. hyperparameters: the script's and the job's own. script_arguments: further
+    words of the script's command line.
     """
     script = script_parameters(hyperparameters)
     own = {name: hyperparameters[name] for name in hyperparameters if name in script or name == "mp_parameters"}
@@ -97,7 +99,7 @@ def variables(
         "SM_OUTPUT_DATA_DIR": str(folder.output / "data"),
         "SM_OUTPUT_INTERMEDIATE_DIR": str(folder.output / "intermediate"),
         "SM_LOG_LEVEL": log_level,
-        "SM_USER_ARGS": arguments(script),
+        "SM_USER_ARGS": [*arguments(script), *script_arguments],
         "TRAINING_JOB_NAME": job_name,
         **{f"SM_CHANNEL_{name.upper()}": str(folder.channel(name)) for name in inputs},
         **{f"SM_HP_{name.upper()}": value for name, value in own.items()},

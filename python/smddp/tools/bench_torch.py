@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp import files
+from smddp import command_line, files
 from smddp.launch import local
 from smddp.launch.environment import complete
+from smddp.launch.programs import MAX_RANKS
 from smddp.text import parse_size
 
 #: Number of measurements of each backend within a row, in alternation.
@@ -50,6 +51,13 @@ def main(argv: list[str], backends: str) -> int:
         known = ", ".join(name for name in dist.Backend.backend_list if name != "undefined")
         print(f"smddp-bench: --torch: torch has no backend {unknown[0]!r}; here are {known}", file=sys.stderr)
         return 2
+    # Rank 0 writes the files; other hosts may lack the folder.
+    if given.json and (given.nproc is not None or os.environ.get("RANK") == "0"):
+        try:
+            files.check_writable(given.json)
+        except OSError as error:
+            print(f"smddp-bench: --json {given.json}: {error.strerror}", file=sys.stderr)
+            return 2
     if given.nproc is not None:
         # The ranks started here must not start others.
         rest = [word for word in argv if not word.startswith("--nproc=")]
@@ -70,7 +78,7 @@ def _size(text: str) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="smddp-bench COLLECTIVE --torch BACKEND,BACKEND", allow_abbrev=False)
+    parser = command_line.Parser(prog="smddp-bench COLLECTIVE --torch BACKEND,BACKEND", allow_abbrev=False)
     parser.add_argument("collective", choices=_BUS)
     parser.add_argument("-b", "--minbytes", type=_size, default="32M")
     parser.add_argument("-e", "--maxbytes", type=_size, default="32M")
@@ -80,13 +88,17 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-d", "--datatype", choices=_TYPES, default="float")
     parser.add_argument("-o", "--op", choices=_OPS, default="sum")
     parser.add_argument("-c", "--check", type=int, default=1)
-    parser.add_argument("-T", "--timeout", type=float, default=120.0, help="seconds")
-    parser.add_argument("-J", "--json", metavar="FILE", help="one for each backend: its name is put in")
+    parser.add_argument("-T", "--timeout", type=command_line.seconds, default=120.0, help="seconds")
+    parser.add_argument(
+        "-J", "--json", type=command_line.path, metavar="FILE", help="one for each backend: its name is put in"
+    )
     parser.add_argument("--nproc", type=int, help="ranks to start here; else those of torchrun, mpirun or srun")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args(argv)
     if given.stepfactor < 2 or given.minbytes > given.maxbytes or given.iters < 1:
         parser.error("give sizes from -b to -e by -f 2 or more, and -n 1 or more")
+    if given.warmup_iters < 0 or given.check < 0 or (given.nproc is not None and not 1 <= given.nproc <= MAX_RANKS):
+        parser.error(f"give -w and -c of 0 or more, and --nproc from 1 to {MAX_RANKS}")
     if given.op == "avg" and given.datatype.endswith(("int8", "int32", "int64")):
         parser.error(f"avg of {given.datatype} is another value in each backend: choose a float, or sum")
     return given

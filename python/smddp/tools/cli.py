@@ -10,14 +10,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from smddp import validation
+from smddp import command_line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`smddp info`, `doctor`, `status`, `trace`, `launch` and `bench`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
-    parser.add_argument("--version", action="store_true", help="print the versions of smddp and torch")
-    commands = parser.add_subparsers(dest="command")
+def parser() -> command_line.Parser:
+    """Returns the parser of `smddp`."""
+    smddp = command_line.Parser(prog="smddp", description="Collective communication for training.")
+    smddp.add_argument("--version", action="store_true", help="print the versions of smddp and torch")
+    commands = smddp.add_subparsers(dest="command")
     info = commands.add_parser("info", help="show this machine, the settings, and the path of each collective")
     info.add_argument("--json", action="store_true", help="print JSON")
     info.add_argument("-n", "--ranks", type=int, default=2, help="processes on this machine to show the paths for")
@@ -30,17 +30,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument(
-        "--watch", nargs="?", type=validation.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
+        "--watch", nargs="?", type=command_line.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
     )
-    status.add_argument("--dump", metavar="DIR", help="write the recorders' contents there, one file per process")
+    status.add_argument(
+        "--dump",
+        type=command_line.path,
+        metavar="DIR",
+        help="write the recorders' contents there, one file per process",
+    )
     trace = commands.add_parser("trace", help="merge the ranks' dumps into one trace for Perfetto or chrome://tracing")
     trace.add_argument(
         "dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), or folders of --dump or SMDDP_DUMP_DIR"
     )
-    trace.add_argument("-o", "--output", default="trace.json", help="output file; FILE.svg: a drawing")
+    trace.add_argument(
+        "-o", "--output", type=command_line.path, default="trace.json", help="output file; FILE.svg: a drawing"
+    )
     text = "run a script on ranks here or on several hosts, as an estimator does"
     commands.add_parser("launch", help=text, add_help=False)
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
+    completion = commands.add_parser("completion", help="print a shell completion script for smddp and smddprun")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    man = commands.add_parser("man", help="print a manual page, or write all of them")
+    man.add_argument("page", nargs="?", default="smddp", help="a command of smddp, such as doctor, or smddprun")
+    man.add_argument("--to", type=command_line.path, metavar="DIR", help="write all pages to this folder")
+    return smddp
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`smddp info`, `doctor`, `status`, `trace`, `launch`, `bench`, `completion` and `man`. Returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     # These two commands parse their own arguments.
     if given[:1] == ["bench"]:
@@ -49,24 +66,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         from smddp.estimator import shell
 
         return shell.main(given[1:])
-    arguments, unknown = parser.parse_known_args(given)
+    smddp = parser()
+    arguments, unknown = smddp.parse_known_args(given)
     if unknown:
-        # Prints the usage of the selected command.
-        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        program = f"smddp {arguments.command}" if arguments.command else "smddp"
+        command_line.Parser(prog=program).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.version:
         return _version()
     if arguments.command is None:
-        parser.error("a command is missing: info, doctor, status, trace, launch or bench")
+        smddp.error("a command is missing: info, doctor, status, trace, launch, bench, completion or man")
     ranks = getattr(arguments, "ranks", None)
     if ranks is not None and ranks < 1:
-        parser.error(f"--ranks must be at least 1, got {ranks}")
+        smddp.error(f"--ranks must be at least 1, got {ranks}")
     if arguments.command == "info":
         from smddp.observability.info import MOST_RANKS
 
         if arguments.ranks > MOST_RANKS:
-            parser.error(f"--ranks must be at most {MOST_RANKS}, got {arguments.ranks}")
+            smddp.error(f"--ranks must be at most {MOST_RANKS}, got {arguments.ranks}")
     try:
+        if arguments.command in ("completion", "man"):
+            return _pages(smddp, arguments)
         if arguments.command == "doctor":
+            from smddp.tools.doctor import command
+
             return command.run(arguments, _columns())
         if arguments.command == "status":
             from smddp.observability import status as _status
@@ -84,6 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"smddp: {error}", file=sys.stderr)
         return 1
+
+
+def _pages(smddp: command_line.Parser, arguments: argparse.Namespace) -> int:
+    from smddp.tools import pages
+
+    if arguments.command == "completion":
+        print(pages.completion(smddp, arguments.shell), end="")
+        return 0
+    known = pages.parsers(smddp)
+    name = next((name for name in (arguments.page, f"smddp-{arguments.page}") if name in known), None)
+    if name is None:
+        command_line.Parser(prog="smddp man").error(f"no page {arguments.page!r}: expected one of {', '.join(known)}")
+    return pages.manual(smddp, name, arguments.to)
 
 
 def _version() -> int:
@@ -138,6 +173,7 @@ def bench(argv: Sequence[str] | None = None) -> int:
         return 1
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        command_line.check_utf8(given)
         native.info()
     except ValueError as error:
         # Prints the error once, not on every rank.

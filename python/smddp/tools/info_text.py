@@ -24,16 +24,14 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
     text_lines = [f"smddp {found['version']}   torch {found['torch'] or 'not installed'}"]
     text_lines += rows("Problems", [("", problem) for problem in found["problems"]])
     text_lines += rows("unknown settings", [("", unknown(*names)) for names in found["unknown settings"].items()])
-    text_lines += rows("machine", [(name, _machine(name, value)) for name, value in found["machine"].items()])
+    machine = [(name, value) for name, value in found["machine"].items() if name != "version"]
+    text_lines += rows("machine", [(name.replace("_", " "), _machine(name, value)) for name, value in machine])
     text_lines += rows("Environment", list(found["surroundings"].items()))
     text_lines += rows("CUDA", cuda(found["cuda"]))
     text_lines += rows("libfabric", [("", line) for line in found["libfabric"]])
     text_lines += rows(
         f"paths of {ranks} processes on this machine",
-        [
-            (name, "; ".join(f"{amount}: {path}" for amount, path in found_paths.items()))
-            for name, found_paths in found["paths"].items()
-        ],
+        _paths(found["paths"]),
     )
     text_lines += rows(
         "settings: value (source), and description",
@@ -49,6 +47,16 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
     return text_lines
 
 
+def _paths(found: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
+    """Returns the collectives with equal paths, and these. A collective without data has one path."""
+    rows: dict[str, list[str]] = {}
+    for name, paths in found.items():
+        same = name == "barrier" or len(set(paths.values())) == 1
+        text = next(iter(paths.values())) if same else "; ".join(f"{size}: {path}" for size, path in paths.items())
+        rows.setdefault(text, []).append(name)
+    return [(", ".join(names), text) for text, names in rows.items()]
+
+
 def unknown(name: str, nearest: str | None) -> str:
     return f"{name}: unknown setting{suggestion(nearest)}"
 
@@ -61,7 +69,7 @@ def _deprecated(row: dict[str, Any]) -> str:
 def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns (name, text) of each line about CUDA."""
     if not found["found"]:
-        return [("", f"CUDA tensors are not supported: {found['why']}")]
+        return [("", f"CUDA tensors are not supported: {found['why'].removeprefix('CUDA tensors: ')}")]
     return [("driver", found["driver"]), *(("", device) for device in found["devices"]), *found["paths"].items()]
 
 

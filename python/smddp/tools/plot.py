@@ -32,13 +32,18 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
     if Path(target).suffix[1:].lower() not in known:
         print(f"smddp-bench: --plot {target}: give a name that ends in .{', .'.join(sorted(known))}", file=sys.stderr)
         return 2
-    if not Path(target).absolute().parent.is_dir():
-        print(f"smddp-bench: --plot {target}: the folder does not exist", file=sys.stderr)
+    try:
+        files.check_writable(target)
+    except OSError as error:
+        missing = not Path(target).absolute().parent.is_dir()
+        reason = "the folder does not exist" if missing else error.strerror
+        print(f"smddp-bench: --plot {target}: {reason}", file=sys.stderr)
         return 2
     if argv[:1] == ["compare"]:
         status = bench(argv)
         if status in (0, 1):
             draw([(Path(path).stem, json.loads(files.read_text(path))) for path in argv[1:3]], target)
+            print(f"# drawn: {target}")
         return status
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
@@ -52,6 +57,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         # Under a launcher only rank 0 writes the file.
         if status == 0 and os.path.exists(path):
             draw([("", json.loads(files.read_text(path)))], target)
+            print(f"# drawn: {target}")
     return status
 
 

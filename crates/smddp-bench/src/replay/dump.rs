@@ -1,7 +1,7 @@
 //! Recorder dumps of a job as JSON: one file for each rank, or one file for all ranks.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -72,13 +72,60 @@ impl Operation {
 /// Largest file of dumps in bytes.
 const MAX_DUMP: usize = 1 << 30;
 
+/// Replaces each folder by the dumps in it: the files that `smddp status --dump DIR` and SMDDP_DUMP_DIR write there.
+fn expand(names: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for name in names {
+        match name.is_dir() {
+            true => files.extend(dumps_in(name)?),
+            false => files.push(name.clone()),
+        }
+    }
+    Ok(files)
+}
+
+/// Returns the dumps in a folder, or in its only `job-*` folder.
+fn dumps_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let list = |folder: &Path| -> Result<Vec<PathBuf>> {
+        let failed = |error| Error::Usage(format!("reading the folder {}: {error}", folder.display()));
+        let entries = std::fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<Vec<_>>>();
+        let mut paths: Vec<PathBuf> = entries.map_err(failed)?.iter().map(std::fs::DirEntry::path).collect();
+        paths.sort();
+        Ok(paths)
+    };
+    let named = |path: &Path, prefix: &str| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+    };
+    let paths = list(folder)?;
+    let json: Vec<&PathBuf> =
+        paths.iter().filter(|path| path.extension().is_some_and(|end| end == "json")).collect();
+    // Results and traces may be in the same folder.
+    let dumps: Vec<PathBuf> = json.iter().copied().filter(|path| named(path, "smddp-")).cloned().collect();
+    if !dumps.is_empty() {
+        return Ok(dumps);
+    }
+    if !json.is_empty() {
+        return Ok(json.into_iter().cloned().collect());
+    }
+    let jobs: Vec<&PathBuf> = paths.iter().filter(|path| named(path, "job-") && path.is_dir()).collect();
+    match jobs[..] {
+        [one] => list(one),
+        [] => Err(Error::Usage(format!("the folder {} has no dump (*.json)", folder.display()))),
+        _ => Err(Error::Usage(format!(
+            "the folder {} has dumps of {} jobs: give one of its folders job-*",
+            folder.display(),
+            jobs.len()
+        ))),
+    }
+}
+
 /// Returns the processes of all files in rank order. Of several dumps of one process the newest is used.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
     let mut found: BTreeMap<(String, u64), Process> = BTreeMap::new();
-    for file in files {
+    for file in expand(files)? {
         let name = file.display();
-        let text =
-            smddp_core::files::read_text(file, MAX_DUMP).map_err(Error::io(format!("reading {name}")))?;
+        let text = smddp_core::files::read_text(&file, MAX_DUMP)
+            .map_err(|error| Error::Usage(format!("{name} is not a dump: {error}")))?;
         let processes =
             parse(&text).map_err(|reason| Error::Usage(format!("{name} is not a dump: {reason}")))?;
         for process in processes {

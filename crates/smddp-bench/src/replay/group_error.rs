@@ -45,6 +45,12 @@ impl GroupError {
         Some(GroupError { kind, number, about, text: (*text).to_owned() })
     }
 
+    /// Returns "hanging in CALL #N" for a hang of a live job, whose dumps contain no error.
+    pub(crate) fn hang(&self) -> Option<&str> {
+        let text = self.text.split(" for ").next()?;
+        text.starts_with("hanging in ").then_some(text)
+    }
+
     /// Returns true if the replay's error `self` matches the `recorded` error. No rank dies in a replay: a rank that died in the
     /// recording is missing in the replay.
     pub(crate) fn matches(&self, recorded: &GroupError) -> bool {

@@ -26,13 +26,15 @@ use crate::error::{Error, Result};
 use crate::launch;
 
 const AFTER_HELP: &str = "\
-DUMP: a file of 'smddp status --dump DIR', smddp.dump(FILE) or SMDDP_DUMP_DIR, with the dump of one rank or of all ranks.
+DUMP: a file of 'smddp status --dump DIR', smddp.dump(FILE) or SMDDP_DUMP_DIR, with the dump of one rank or of all ranks, or a
+folder of such files.
 One process for each dump is started on this machine; under torchrun, mpirun or srun each process is one of the ranks.
 Each rank makes each call with the recorded delay after the previous call: computations become pauses. Common pauses of all
 ranks are shortened to one second. The settings are those of the current environment; a dump does not contain settings.
 
 A recorded group error is compared with the error of the replay: the kind of the error, the number of the call, and the
 mismatched calls or the missing ranks. A rank that never arrived does not arrive in the replay either; it may have no dump.
+Dumps of a job that hangs contain no error: the replay then reproduces a call that had waited for a second or longer.
 
 Columns: 'median' is a rank's time of a call, including the wait for late ranks; 'last' is the time of the rank that arrived
 last, which is the call itself; 'predicted' is the time of the simulator on --cluster.
@@ -51,7 +53,7 @@ const MIN_SPEED: f64 = 0.001;
 #[command(name = "smddp-bench replay", about = "Repeats the calls of a recorded job, without its script",
           after_help = AFTER_HELP, args_override_self = true)]
 pub(crate) struct Cli {
-    /// Dumps of the job's ranks
+    /// Dumps of the job's ranks, or their folder
     #[arg(value_name = "DUMP", required = true)]
     pub dumps: Vec<PathBuf>,
     /// Group to replay; may be repeated (default: all)
@@ -103,6 +105,9 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
             "--speed {}: expected a factor of at least {MIN_SPEED}",
             cli.speed
         )));
+    }
+    if let (None, Some(path)) = (&cli.store, &cli.json) {
+        crate::simulate::check_writable(path)?;
     }
     let dumps = dump::read(&cli.dumps)?;
     let messages: usize = dumps.iter().flat_map(|dump| &dump.groups).map(|group| group.messages.len()).sum();

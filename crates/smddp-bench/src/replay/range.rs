@@ -1,6 +1,8 @@
 //! The range of a group's recorded calls to replay: from the first number that all ranks recorded to the last call that the
 //! dump did not truncate.
 
+use std::collections::BTreeSet;
+
 use super::dump::{Group, Outcome};
 use super::group_error::{GroupError, Kind};
 
@@ -86,6 +88,30 @@ pub(crate) fn range(
         ends.fill(end);
     }
     Range { first, ends }
+}
+
+/// Returns the hang of a group whose dumps contain no error: its first call that some ranks have awaited for a second or longer.
+pub(crate) fn hang(members: &Members<'_>) -> Option<GroupError> {
+    let waiting = members.groups.iter().zip(&members.dumped).flat_map(|(group, dumped)| {
+        let calls = group.operations.iter().flatten();
+        calls.filter_map(move |op| {
+            let age = dumped.saturating_sub(op.submitted_ns);
+            (op.outcome == Outcome::Running && age >= HANGS_NS).then_some((op.seq, age, op))
+        })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    let number = waiting.iter().map(|(seq, ..)| *seq).min()?;
+    let (_, age, call) = waiting.iter().filter(|(seq, ..)| *seq == number).max_by_key(|(_, age, _)| *age)?;
+    let called = |group: &Group| group.operations.iter().flatten().any(|op| op.seq == number);
+    let missing = (0..).zip(&members.groups).filter(|(_, group)| !called(group));
+    let about: BTreeSet<String> = missing.map(|(rank, _): (usize, _)| format!("rank {rank}")).collect();
+    let name = call.call.split('(').next().unwrap_or_default();
+    let mut text = format!("hanging in {name} #{number} for {:.0} s", *age as f64 / 1e9);
+    if !about.is_empty() {
+        let ranks: Vec<&str> = about.iter().map(String::as_str).collect();
+        text += &format!(", missing: {}", ranks.join(", "));
+    }
+    Some(GroupError { kind: Kind::Timeout, number: Some(number), about, text })
 }
 
 /// Returns the first number of the newest contiguous sequence, and the number after its last.

@@ -215,6 +215,9 @@ impl End {
         };
         let verdict = if self.as_recorded { "as recorded" } else { "NOT as recorded" };
         let mut lines = vec!["#".to_owned(), format!("# Group `{name}` ended {verdict}")];
+        if let (true, Some(hang)) = (self.as_recorded, self.recorded.as_ref().and_then(GroupError::hang)) {
+            lines.push(format!("# reproduced: {hang}"));
+        }
         lines.push(format!("# recorded: {recorded}"));
         lines.push(format!("# replayed: {replayed}"));
         if self.ahead != 0 && self.replayed.is_some() {

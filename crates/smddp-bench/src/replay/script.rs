@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::clock::{Timeline, clock_offsets, end};
 use super::dump::{Group, Operation, Outcome, Process};
 use super::group_error::{GroupError, Kind};
-use super::range::{Members, creation_calls, range};
+use super::range::{Members, creation_calls, hang, range};
 use super::spec::Spec;
 use crate::calls::PlannedCall;
 use crate::error::{Error, Result};
@@ -98,7 +98,7 @@ impl Script {
                 notes.push(format!("group `{}`: {} calls: {reason}", members.name, calls.len()));
             }
             let errors = members.groups.iter().filter_map(|group| group.error.as_deref());
-            let error = GroupError::of(errors, 0);
+            let error = GroupError::of(errors, 0).or_else(|| hang(&members));
             if error.as_ref().is_some_and(|error| error.kind == Kind::Lost) {
                 notes.push(format!(
                     "group `{}`: no rank dies in the replay; a rank that died makes no further call",

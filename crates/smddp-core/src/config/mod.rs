@@ -7,6 +7,7 @@ pub mod network;
 mod transports;
 mod values;
 
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -79,6 +80,7 @@ macro_rules! settings {
         }),*];
 
         /// Values of all settings.
+        #[allow(rustdoc::broken_intra_doc_links)] // The descriptions are texts of docs/settings.md, too.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $($(#[doc = $description])+ pub $field: $type,)*
@@ -227,6 +229,17 @@ fn invalid_value(name: &str, value: &str, want: &str) -> Error {
     Error::Config(format!("{name}={value:?} is not valid: {want} (`smddp info` lists all settings)"))
 }
 
+/// Rejects a setting that is not UTF-8, which would otherwise count as unset.
+fn check_utf8(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<()> {
+    for (name, value) in variables {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("SMDDP_")) else { continue };
+        if value.to_str().is_none() {
+            return Err(invalid_value(name, &value.to_string_lossy(), "expected UTF-8 text"));
+        }
+    }
+    Ok(())
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self::read(|_| None).unwrap_or_else(|error| unreachable!("a default of the table: {error}"))
@@ -243,6 +256,7 @@ impl Config {
         static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
         CONFIG
             .get_or_init(|| {
+                check_utf8(std::env::vars_os())?;
                 let (config, deprecated) = Config::read_with_warnings(&from_environment)?;
                 log::open(config.debug, config.debug_file.clone(), config.launch.rank.clone());
                 let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -353,6 +367,16 @@ mod tests {
     use smddp_plan::Network;
 
     use super::*;
+
+    #[test]
+    fn settings_that_are_not_utf8_are_rejected_with_their_name() {
+        use std::os::unix::ffi::OsStringExt;
+        let broken = || OsString::from_vec(vec![0xff]);
+        let check = |name: OsString| check_utf8([(name, broken())].into_iter());
+        let error = check("SMDDP_ALGO".into()).unwrap_err().to_string();
+        assert!(error.contains("SMDDP_ALGO") && error.contains("UTF-8"), "{error}");
+        assert_eq!((check("HOME".into()), check(broken())), (Ok(()), Ok(())));
+    }
 
     #[test]
     fn settings_page_matches_the_table() {

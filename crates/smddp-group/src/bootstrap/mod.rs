@@ -15,7 +15,7 @@
 //! the store therefore cannot connect ranks of different attempts.
 //!
 //! A process without the token cannot change the exchanged information. Address records have an authentication code under the job
-//! secret ([`address::Records`]). Frames have one under a key of their connection ([`link`]). Messages relayed through the store
+//! secret (`address::Records`). Frames have one under a key of their connection (`link`). Messages relayed through the store
 //! have one under the token.
 
 mod address;
@@ -145,7 +145,7 @@ impl RankTree {
         })
     }
 
-    /// Returns the address record of this rank, which its children need for [`RankTree::set_parent`].
+    /// Returns the address record of this rank, which its children need for `set_parent`.
     pub fn address(&self) -> Vec<u8> {
         self.records.seal(self.rank, &self.address)
     }

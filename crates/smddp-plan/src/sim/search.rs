@@ -25,13 +25,15 @@ pub struct SearchResult {
     pub failed: Vec<String>,
 }
 
-/// Simulates the call with every algorithm that supports it, in several segment sizes each.
+/// Simulates the call with every algorithm that supports it, in several segment sizes each. `begins` receives each job
+/// before its simulation, and its estimated messages.
 pub fn search(
     cluster: &Cluster,
     shape: &Shape,
     root: usize,
     group: &GroupShape<'_>,
     settings: &Settings<'_>,
+    begins: &mut dyn FnMut(&Job, u64),
 ) -> SearchResult {
     let mut found = SearchResult::default();
     let large = cluster.nodes() > 1 && cluster.size() > FLAT_RANKS;
@@ -52,6 +54,7 @@ pub fn search(
             if i > 0 && total > BUDGET {
                 break;
             }
+            begins(job, messages);
             match job.run(cluster, Vec::new()) {
                 Ok(run) => found.runs.push(run),
                 Err(error) => {

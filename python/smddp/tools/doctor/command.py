@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-from smddp import files, validation
+from smddp import command_line, files
 from smddp.tools.doctor import checks as _checks  # registers them
 from smddp.tools.doctor import heatmap, launch, report, session
 from smddp.tools.doctor.finding import FAIL, Finding, evaluate, fail
@@ -25,9 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help="skip the measurements")
-    parser.add_argument("--svg", metavar="FILE", help="draw a heat map of the pairs")
+    parser.add_argument("--svg", type=command_line.path, metavar="FILE", help="draw a heat map of the pairs")
     parser.add_argument(
-        "--wait", type=validation.seconds, default=20.0, metavar="SECONDS", help="time to wait for late ranks (20)"
+        "--wait", type=command_line.seconds, default=20.0, metavar="SECONDS", help="time to wait for late ranks (20)"
     )
     parser.add_argument("--by-doctor", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-n", "--ranks", type=int, help="processes to start here, without a launcher (2 to 4)")
@@ -44,6 +45,8 @@ def run(given: argparse.Namespace, columns: int) -> int:
         print(f"smddp doctor: {error}", file=sys.stderr)
         return 2
     options = session.Options(given.wait, given.quick)
+    if sys.stderr.isatty() and (found is None or found.rank == 0):
+        options = session.Options(given.wait, given.quick, _show_step)
     if found is not None and found.rank > 0:
         try:
             session.other_rank(found, options, Client(found.host, found.port, options.wait))
@@ -90,9 +93,16 @@ def _first(here: launch.Launch, starts: bool, options: session.Options, given: a
         finding = fail(str(error), means, "resolve the error above; another job may use the port")
         findings = [Finding(**{**asdict(finding), "name": "ranks"})]
     finally:
+        options.step("")
         launch.end(children, session.ENDING)
     _report(job, findings, time.monotonic() - begun, given, columns)
     return 1 if any(finding.status == FAIL for finding in findings) else 0
+
+
+def _show_step(text: str) -> None:
+    """Replaces the line of the current step on the terminal; an empty text clears it."""
+    sys.stderr.write(f"\r\x1b[K{text and f'smddp doctor: {text}'}")
+    sys.stderr.flush()
 
 
 def _listen(here: launch.Launch) -> Server:
@@ -129,4 +139,7 @@ def _report(job: dict[str, Any], findings: list[Finding], took: float, given: ar
     hosts = sorted({facts["identity"]["host"] for facts in present.values()})
     head = f"smddp doctor: {len(present)} of {job['size']} ranks, "
     head += f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {took:.1f} s"
-    print("\n".join(report.lines(head, findings, len(present), columns)))
+    text = report.lines(head, findings, len(present), columns)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = report.coloured(text)
+    print("\n".join(text))

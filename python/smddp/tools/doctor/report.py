@@ -14,6 +14,8 @@ _LEAST = 40
 # Maximum number of lines of one check.
 _FEW = 4
 _MARK = {FAIL: "FAIL", WARN: "warn"}
+# SGR codes of ANSI terminals.
+_COLOUR = {"FAIL": 31, "warn": 33}
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -36,6 +38,14 @@ def lines(head: str, findings: Sequence[Finding], present: int, columns: int) ->
     for what, names in (("warn", warned), ("FAIL", bad)):
         text[-1] += f"; {what} {', '.join(dict.fromkeys(names))}" if names else ""
     return text
+
+
+def coloured(lines: Sequence[str]) -> list[str]:
+    """Returns the lines for a terminal, with the marks of failed checks in red and of warnings in yellow."""
+    return [
+        f"{line[:2]}\x1b[{_COLOUR[line[2:6]]}m{line[2:6]}\x1b[0m{line[6:]}" if line[2:6] in _COLOUR else line
+        for line in lines
+    ]
 
 
 def _few(findings: Sequence[Finding]) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,18 @@ class Options:
     #: Seconds to wait for late ranks.
     wait: float = 20.0
     quick: bool = False
+    #: Receives the current step of rank 0.
+    step: Callable[[str], None] = lambda text: None
 
 
 def rank_zero(launch: Launch, options: Options, client: Client) -> dict[str, Any]:
     """Runs rank 0. Returns the job's facts for the checks. Raises ConnectionLost if its server fails."""
     deadline = time.monotonic() + options.wait
+    options.step("collecting facts")
     client.publish("facts/0", facts.collect(launch.facts()))
     # Another rank may need as long as this one to collect its facts.
     deadline = max(deadline, time.monotonic() + 2.0)
+    options.step(f"waiting for the facts of {launch.size} ranks, at most {options.wait:g} s")
     collected = _all(client, "facts", range(launch.size), deadline)
     present = {rank: found for rank, found in collected.items() if found is not None}
     client.publish("present", list(present))
@@ -82,6 +86,7 @@ def _together(launch: Launch, options: Options, client: Client, present: list[in
     """
     me, begun, comm = present.index(launch.rank), time.monotonic(), None
     part: dict[str, Any] = {"error": None}
+    options.step(f"creating a group of {len(present)} ranks")
     try:
         comm = measure.make(client, me, len(present), _GROUP)
         part |= {
@@ -103,6 +108,7 @@ def _together(launch: Launch, options: Options, client: Client, present: list[in
         part["error"] = next(iter(errors), None)
         client.publish("go", not errors)
     go = comm is not None and client.ask("go", _GROUP + 2 * _SLACK)
+    options.step(f"measuring the pairs of {len(present)} ranks, at most {_MEASURING * (1 + _AGAIN):g} s")
     pairs = _measured(launch.rank, client, present, comm) if go and not options.quick else None
     if comm is not None:
         comm.close()
