@@ -15,6 +15,8 @@ use smddp_net::handshake::{Greeting, HandshakeEnd, Responder, is_unauthenticated
 use smddp_net::socket_io::{exchange, send, would_block};
 use smddp_net::token::Token;
 
+use super::deferred_reply::send_reply;
+
 /// Time limit of a connection. A rank that was stopped meanwhile connects again.
 const INCOMING_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum connections at a time; further ones wait in the listener's backlog.
@@ -53,12 +55,12 @@ pub trait IncomingHost: Send {
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         None
     }
-    /// Answers a query that needs no token. Returns `None` while the query is incomplete.
+    /// Answers a query that needs no token.
     ///
     /// # Errors
     /// The query is invalid; the connection is closed.
-    fn answer(&self, _query: &[u8]) -> io::Result<Option<String>> {
-        Ok(None)
+    fn answer(&self, _query: &[u8]) -> io::Result<Answer> {
+        Ok(Answer::Incomplete)
     }
     /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
@@ -66,6 +68,16 @@ pub trait IncomingHost: Send {
     }
     /// Describes the effect of a resource error on incoming connections, for a log.
     fn resource_error(&self, error: &io::Error) -> String;
+}
+
+/// Answer to a query.
+pub enum Answer {
+    /// The query is incomplete.
+    Incomplete,
+    /// Complete answer.
+    Text(String),
+    /// A short-lived thread computes the answer, because it takes long.
+    Deferred(fn() -> String),
 }
 
 /// Stage of an incoming connection.
@@ -267,8 +279,9 @@ impl IncomingConnections {
                         _ => return,
                     }
                     match self.host.answer(query) {
-                        Ok(None) => {}
-                        Ok(Some(text)) => connection.stage = Stage::Reply(text.into_bytes()),
+                        Ok(Answer::Incomplete) => {}
+                        Ok(Answer::Text(text)) => connection.stage = Stage::Reply(text.into_bytes()),
+                        Ok(Answer::Deferred(reply)) => return send_reply(connection.socket, reply),
                         Err(error) => {
                             return self.log_rejection(connection.socket.as_fd(), &error.to_string());
                         }
@@ -350,8 +363,8 @@ mod tests {
         fn name(&self, _: BorrowedFd<'_>) -> String {
             String::new()
         }
-        fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
-            Ok((query.len() == 3).then(|| format!("{query:?}")))
+        fn answer(&self, query: &[u8]) -> io::Result<Answer> {
+            Ok(if query.len() == 3 { Answer::Text(format!("{query:?}")) } else { Answer::Incomplete })
         }
         fn resource_error(&self, error: &io::Error) -> String {
             error.to_string()

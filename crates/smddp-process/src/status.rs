@@ -12,7 +12,7 @@ use smddp_base::warning::warn;
 use smddp_net::handshake::unauthenticated;
 
 use super::credentials::{check_user, proc_is_ours};
-use super::incoming::{self, Stage};
+use super::incoming::{self, Answer, Stage};
 use super::memory_request::{ProcessAddress, describe_peer, listen};
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
@@ -28,6 +28,8 @@ pub enum StatusQuery {
     Status,
     /// State of all groups with their latest operations, as JSON.
     Dump,
+    /// State of the processes of other nodes in the groups of this process, as JSON. The answer takes seconds.
+    Job,
 }
 
 impl StatusQuery {
@@ -42,6 +44,7 @@ impl StatusQuery {
             1 => Some(Self::Activity(key)),
             2 => Some(Self::Status),
             3 => Some(Self::Dump),
+            4 => Some(Self::Job),
             _ => None,
         }
     }
@@ -51,6 +54,7 @@ impl StatusQuery {
             Self::Activity(key) => (1u64, key),
             Self::Status => (2, 0),
             Self::Dump => (3, 0),
+            Self::Job => (4, 0),
         };
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -100,16 +104,19 @@ impl incoming::IncomingHost for StatusHost {
         describe_peer(socket)
     }
 
-    fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
+    fn answer(&self, query: &[u8]) -> io::Result<Answer> {
         let magic = query.len().min(MAGIC.len());
         if query[..magic] != MAGIC[..magic] {
             return Err(unauthenticated("it uses another protocol or another version of smddp"));
         }
         if query.len() < StatusQuery::BYTES {
-            return Ok(None);
+            return Ok(Answer::Incomplete);
         }
         let query = StatusQuery::parse(query).ok_or_else(|| unauthenticated("its query is unknown"))?;
-        Ok(Some(respond(query)))
+        Ok(match query {
+            StatusQuery::Job => Answer::Deferred(|| respond(StatusQuery::Job)),
+            query => Answer::Text(respond(query)),
+        })
     }
 
     fn resource_error(&self, error: &io::Error) -> String {
@@ -143,7 +150,7 @@ mod tests {
 
     #[test]
     fn queries_round_trip_and_other_bytes_are_rejected() {
-        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump] {
+        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump, StatusQuery::Job] {
             assert_eq!(StatusQuery::parse(&request.bytes()), Some(request));
             for end in 0..StatusQuery::BYTES {
                 assert_eq!(StatusQuery::parse(&request.bytes()[..end]), None);

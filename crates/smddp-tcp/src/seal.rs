@@ -100,9 +100,14 @@ impl Encryptor {
         encrypted
     }
 
-    /// Returns the encrypted records, for a caller that sends them itself.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.buffered
+    /// Encrypts all of `plaintext` and returns the records, for a caller that sends them itself.
+    pub(super) fn encrypt_all(mut self, mut plaintext: &[u8]) -> Vec<u8> {
+        let mut records = Vec::new();
+        while !plaintext.is_empty() {
+            plaintext = &plaintext[self.encrypt([plaintext, &[]])..];
+            records.append(&mut self.buffered);
+        }
+        records
     }
 
     /// Writes buffered records. Returns the number of bytes that the socket accepted.
@@ -356,7 +361,7 @@ mod tests {
         }
         let [mut ours, _] = ends();
         ours.encryptor.encrypt([&[7; 500], &[]]);
-        assert!(!ours.encryptor.into_bytes().windows(8).any(|window| window == [7; 8]));
+        assert!(!ours.encryptor.buffered.windows(8).any(|window| window == [7; 8]));
     }
 
     /// Returns three records of 100 bytes each.
