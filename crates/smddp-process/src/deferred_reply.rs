@@ -36,7 +36,7 @@ impl Drop for Counted {
 /// Starts a thread that computes a reply, sends it and closes the connection. Without a thread the connection is closed.
 pub(crate) fn send_reply(socket: CloseOnFork<OwnedFd>, reply: fn() -> String) {
     let Some(counted) = Counted::new() else { return };
-    // An error has closed the connection. The client reports that there was no reply.
+    // An error has closed the connection. The client reports the missing reply.
     let _ = spawn("smddp-status", move || {
         let _counted = counted;
         let text = reply();

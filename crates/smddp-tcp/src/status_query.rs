@@ -1,5 +1,5 @@
 //! Status query: requests the state of processes of other nodes, for `smddp status`. Their service threads reply with
-//! the JSON that they send to queries of their own host.
+//! the JSON that they also send to queries of their host.
 //!
 //! ```text
 //! after the verdict: length of the text (u32, little endian) | text

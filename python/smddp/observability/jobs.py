@@ -43,7 +43,7 @@ class Silent:
 
 @dataclass
 class Job:
-    """The processes of one job: dumps of those that answered, of this host first, and those that did not."""
+    """The processes of one job: the dumps of the answers, this host's first, and the processes without an answer."""
 
     processes: list[dict[str, Any]]
     silent: list[Silent] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,11 @@ _COLUMNS = (
 )
 #: Columns that are omitted in this order if the table is too wide.
 _OPTIONAL = ("ALGORITHM", "LAST FINISHED", "IN GROUP")
-#: Minimum width of the last column, and maximum characters of any other cell and of the last one.
-_LEAST_FRAME, _MOST_CELL, _MOST_FRAME = 32, 60, 400
+#: Minimum width of the last column, its width below which other columns are omitted, and maximum characters of any
+#: other cell and of the last one.
+_LEAST_FRAME, _USUAL_FRAME, _MOST_CELL, _MOST_FRAME = 32, 40, 60, 400
+#: Folders of a file name in frames.
+_FOLDERS = re.compile(r"(?:(?<= )|^)[^ ]*/(?=[^ /]+:\d)")
 
 
 def rows(answers: Sequence[dict[str, Any]], columns: int) -> list[str]:
@@ -34,20 +38,23 @@ def rows(answers: Sequence[dict[str, Any]], columns: int) -> list[str]:
     shown = [name for name in _COLUMNS if name != "HOST" or len({one["host"] for one in answers}) > 1]
     widths = {name: max(len(row[name]) for row in table) for name in shown}
     for name in _OPTIONAL:
-        if _width(widths) > columns:
+        if _width({**widths, "FRAME": min(widths["FRAME"], _USUAL_FRAME)}) > columns:
             del widths[name]
-    # The innermost frames come first.
-    rest = columns - _width({**widths, "FRAME": 0})
-    frame = max(rest, _LEAST_FRAME)
+    frame = max(columns - _width({**widths, "FRAME": 0}), _LEAST_FRAME)
     lines = []
     for row in table:
         cells = [row[name].ljust(width) for name, width in widths.items() if name != "FRAME"]
-        lines.append("  ".join([*cells, _cut(row["FRAME"], frame)]).rstrip())
+        lines.append("  ".join([*cells, _fit(row["FRAME"], frame)]).rstrip())
     return lines
 
 
 def _width(widths: dict[str, int]) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1)
+
+
+def _fit(frames: str, most: int) -> str:
+    """Returns the frames within `most` characters: without folders if they are too long, innermost first."""
+    return frames if len(frames) <= most else _cut(_FOLDERS.sub("", frames), most)
 
 
 def _cut(text: str, most: int) -> str:

@@ -67,7 +67,7 @@ def _sentence(wait: Wait) -> str:
             return f"{call} has run for {_time(wait.seconds)}: all {wait.size} ranks are in it or have finished it"
         other = "the peer has the matching call" if "any rank" not in wait.call else "no matching send was made"
         return f"{call} has waited {_time(wait.seconds)}; {other}"
-    # Ranks that cannot continue by themselves first, then those in no call.
+    # Silent ranks first, then ranks in no call.
     order = sorted(wait.awaited, key=lambda one: (one.silent is None, _present(one) is not None, one.rank))
     named = [f"{_name(one)}, which {_doing(one, wait)}" for one in order[:_MOST_RANKS]]
     count = len(wait.awaited)
