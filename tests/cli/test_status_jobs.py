@@ -81,7 +81,7 @@ def test_answers_of_other_hosts_are_merged_once():
         asked.append(one["rank"])
         return answer(world(1), world(2, "b"), silent={3: "its host does not respond"})
 
-    jobs.complete(job, ask)
+    jobs.complete(job, ask, 60)
     assert [one["rank"] for one in job.processes] == [0, 1, 2] and asked == [0]
     (silent,) = job.silent
     assert str(silent) == "rank 3 (host b, pid 103)" and silent.why == "its host does not respond"
@@ -89,7 +89,7 @@ def test_answers_of_other_hosts_are_merged_once():
 
 def test_complete_job_is_not_queried():
     job = Job([world(rank) for rank in range(4)])
-    jobs.complete(job, lambda one: pytest.fail("a query of a complete job"))
+    jobs.complete(job, lambda one: pytest.fail("a query of a complete job"), 60)
     assert not job.problems
 
 
@@ -103,8 +103,46 @@ def test_next_process_is_asked_about_groups_that_are_still_incomplete():
             raise ConnectionError("it has no thread for that")
         return answer()
 
-    jobs.complete(job, ask)
+    jobs.complete(job, ask, 60)
     assert asked == [0, 1] and job.problems == ["pid 100 cannot query the other hosts: it has no thread for that"]
+
+
+def test_groups_whose_members_are_known_are_not_queried_again():
+    """A rank that has left a group has no dump with it, however often other ranks are asked."""
+    left = process(2, group("other", 1, 2), host="b")
+    job = Job([world(0), world(1)])
+    asked: list[int] = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        return answer(left, silent={3: "its host does not respond"})
+
+    jobs.complete(job, ask, 60)
+    assert asked == [0] and [one["rank"] for one in job.processes] == [0, 1, 2]
+
+
+def test_time_limit_ends_the_queries_and_equal_problems_are_one_line():
+    job = Job([process(rank, group(f"g{rank}", 0, 2)) for rank in range(3)])
+    jobs.complete(job, lambda one: pytest.fail("a query after the time limit"), 0)
+
+    def ask(one: dict[str, Any]) -> Any:
+        raise TimeoutError("timed out")
+
+    jobs.complete(job, ask, 60)
+    assert job.problems == ["pid 100 and 2 more processes cannot query the other hosts: timed out"]
+
+
+def test_process_of_an_older_version_is_not_queried():
+    old = world(0)
+    del old["groups"][0]["id"]
+    jobs.complete(Job([old]), lambda one: pytest.fail("a query of an older version"), 60)
+
+
+def test_many_idle_groups_of_a_process_are_counted():
+    groups = [{**group(f"g{number}", 0, 2), "present": None} for number in range(30)]
+    groups[20] = group("busy", 0, 2)
+    lines = status_table.rows([process(0, *groups)], 120)
+    assert len(lines) == 6 and "busy" in "\n".join(lines) and lines[-1].split() == ["0", "100", "+26", "more"]
 
 
 BAD_TEXTS = ["", "{", "[]", "{}", "[" * 5000, json.dumps(world(2, "elsewhere")), json.dumps({**world(2, "b"), "at": 1})]
@@ -115,7 +153,7 @@ def test_malformed_reply_makes_its_rank_silent_and_hides_no_other(text: str):
     given = answer(world(2, "b"), world(3, "b"))
     given["answers"][0]["text"] = text
     job = Job([world(0), world(1)])
-    jobs.complete(job, lambda one: given)
+    jobs.complete(job, lambda one: given, 60)
     assert [one["rank"] for one in job.processes] == [0, 1, 3]
     (silent,) = job.silent
     assert silent.member == Member("b", 102) and silent.why.startswith("no answer: ") and len(silent.why) < 400
@@ -125,7 +163,7 @@ def test_malformed_reply_makes_its_rank_silent_and_hides_no_other(text: str):
 @pytest.mark.parametrize("value", [None, 3, "x", [None], [{}], [{"group": "", "rank": "x", "why": 1, "text": 2}]])
 def test_malformed_answer_is_a_problem_of_the_asked_process(key: str, value: Any):
     job = Job([world(0)])
-    jobs.complete(job, lambda one: {**answer(), key: value})
+    jobs.complete(job, lambda one: {**answer(), key: value}, 60)
     (problem,) = job.problems
     assert problem.startswith("pid 100 cannot query the other hosts: ") and len(problem) < 300
 
@@ -135,7 +173,7 @@ def test_strange_members_and_ranks_are_ignored():
     given["groups"][0]["members"][0] = "rank 99999999999999 (host x, pid 1)"
     given["groups"][0]["members"][1] = "\x1b[2J"
     job = Job([world(0)])
-    jobs.complete(job, lambda one: given)
+    jobs.complete(job, lambda one: given, 60)
     assert sorted(job.members["id of world"]) == [2, 3] and [one.why for one in job.silent] == ["z"]
 
 

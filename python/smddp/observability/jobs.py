@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,13 +53,19 @@ class Job:
     #: reasons why ranks of other hosts were not queried
     problems: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._identities = {identity(one) for one in self.processes}
+        self._by_member = {Member(one["host"], one["pid"]): one for one in self.processes}
+
     def find(self, member: Member) -> dict[str, Any] | None:
         """Returns the dump of that process, or None if it did not answer."""
-        return next((one for one in self.processes if (one["host"], one["pid"]) == member), None)
+        return self._by_member.get(member)
 
     def add(self, found: dict[str, Any]) -> None:
         """Adds the dump of a process, unless the job already has it."""
-        if identity(found) not in map(identity, self.processes):
+        if identity(found) not in self._identities:
+            self._identities.add(identity(found))
+            self._by_member[Member(found["host"], found["pid"])] = found
             self.processes.append(found)
 
     def add_silent(self, member: Member, why: str) -> None:
@@ -73,16 +80,15 @@ class Job:
         self.silent.append(Silent(member, why, dict(pairs)))
 
     def missing(self, process: dict[str, Any]) -> bool:
-        """Returns True if the state of a rank is unknown that has a group with that process."""
+        """Returns True if that process can answer for a rank whose state is unknown."""
         known = Counter(name for name, _ in set(self._ranks()))
-        return any(group["size"] > known[key(group)] for group in process["groups"])
+        groups = [group for group in process["groups"] if group.get("id") and key(group) not in self.members]
+        return any(group["size"] > known[key(group)] for group in groups)
 
     def _ranks(self) -> Iterator[tuple[str, int]]:
         for one in self.processes:
             for group in one["groups"]:
                 yield key(group), group["rank"]
-        for silent in self.silent:
-            yield from silent.ranks.items()
 
 
 def identity(process: dict[str, Any]) -> tuple[Any, ...]:
@@ -133,22 +139,23 @@ def merge(job: Job, answer: Any) -> None:
                 job.add_silent(member, f"no answer: {error}")
 
 
-def complete(job: Job, ask: Callable[[dict[str, Any]], Any]) -> None:
-    """Queries ranks of other hosts through the processes of this host, until every rank of their groups is known.
+def complete(job: Job, ask: Callable[[dict[str, Any]], Any], seconds: float) -> None:
+    """Queries ranks of other hosts through processes of this host, until the members of all their groups are known.
 
-    ask: sends a job query to a process of this host.
+    ask: sends a job query to a process of this host. seconds: time after which no further process is asked.
     """
-    local = sorted(job.processes, key=lambda one: -max((group["size"] for group in one["groups"]), default=0))
-    asked: list[Sequence[str]] = []
-    for process in local:
-        groups = sorted(key(group) for group in process["groups"] if group["size"] > 1)
-        if not groups or groups in asked or not job.missing(process):
+    until = time.monotonic() + seconds
+    failed: dict[str, list[int]] = {}
+    for process in sorted(job.processes, key=lambda one: -max((group["size"] for group in one["groups"]), default=0)):
+        if time.monotonic() >= until or not job.missing(process):
             continue
         try:
             merge(job, ask(process))
-            asked.append(groups)
         except (OSError, ValueError) as error:
-            job.problems.append(f"pid {process['pid']} cannot query the other hosts: {error}")
+            failed.setdefault(str(error)[:200], []).append(process["pid"])
+    for reason, pids in failed.items():
+        name = f"pid {pids[0]}" if len(pids) == 1 else f"pid {pids[0]} and {len(pids) - 1} more processes"
+        job.problems.append(f"{name} cannot query the other hosts: {reason}")
 
 
 _ANSWER = {

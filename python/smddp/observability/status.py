@@ -29,6 +29,8 @@ _MAGIC = b"smddp-q1"
 _STATUS, _DUMP, _JOB = 2, 3, 4
 #: Seconds to wait for an answer, and for that of a process that queries the other hosts for at most 8 s.
 _PATIENCE, _JOB_PATIENCE = 3.0, 11.0
+#: Seconds after which no further process of a job is asked about the other hosts.
+_ALL_JOBS = 10.0
 #: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
 #: Seconds after which a pending call counts as waiting.
@@ -123,7 +125,7 @@ def _ask_job(process: Process) -> Any:
     """Returns the answer of a process to a job query: the state of the ranks of other hosts in its groups."""
     answer = _exchange(process, _JOB, _JOB_PATIENCE)
     if not answer:
-        raise ConnectionError("it has no thread for that")
+        raise ConnectionError("no answer: it is of another version, or answers too many such queries")
     return json.loads(answer)
 
 
@@ -186,10 +188,10 @@ class _State(NamedTuple):
     answers: list[dict[str, Any]]
     #: reasons of processes of this host without an answer, by process id
     failed: dict[int, str]
-    jobs: list[Job]
+    jobs: Sequence[Job] = ()
     #: their verdicts
-    verdicts: list[Verdict]
-    stragglers: list[list[stragglers.Straggler]]
+    verdicts: Sequence[Verdict] = ()
+    stragglers: Sequence[list[stragglers.Straggler]] = ()
 
     def status(self) -> int:
         """Returns the exit status."""
@@ -245,13 +247,17 @@ def _query(options: Options) -> _State:
         places = {id(one): place for one, place in zip(answers, sockets)}
         host = socket.gethostname()
         for job in found:
-            jobs.complete(job, lambda one: _ask_job(places[id(one)]))
+            jobs.complete(job, lambda one: _ask_job(places[id(one)]), _ALL_JOBS)
             for pid, why in failed.items():
                 if any(Member(host, pid) in ranks.values() for ranks in job.members.values()):
                     job.add_silent(Member(host, pid), why)
-    for job in found:
+    judged = []
+    for job, stragglers_of in zip(found, late):
         job.processes.sort(key=_order)
-    return _State(answers, failed, found, [verdict.of(job, options.threshold) for job in found], late)
+        judged.append((job, verdict.of(job, options.threshold), stragglers_of))
+    # Jobs that wait come first.
+    judged.sort(key=lambda one: not one[1].waits_long)
+    return _State(answers, failed, *(list(part) for part in zip(*judged))) if judged else _State(answers, failed)
 
 
 def _as_json(state: _State, options: Options) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _OPTIONAL = ("ALGORITHM", "LAST FINISHED", "IN GROUP")
 #: Minimum width of the last column, its width below which other columns are omitted, and maximum characters of any
 #: other cell and of the last one.
 _LEAST_FRAME, _USUAL_FRAME, _MOST_CELL, _MOST_FRAME = 32, 40, 60, 400
+#: Rows of one process.
+_MOST_GROUPS = 4
 #: Folders of a file name in frames.
 _FOLDERS = re.compile(r"(?:(?<= )|^)[^ ]*/(?=[^ /]+:\d)")
 
@@ -32,7 +34,7 @@ _FOLDERS = re.compile(r"(?:(?<= )|^)[^ ]*/(?=[^ /]+:\d)")
 def rows(answers: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """Returns the lines of the table, of at most `columns` characters if the terminal has 80 or more."""
     table = [dict(zip(_COLUMNS, _COLUMNS))]
-    table += [_row(one, group) for one in answers for group in one["groups"] or [None]]
+    table += [row for one in answers for row in _rows(one)]
     if len(table) == 1:
         return []
     shown = [name for name in _COLUMNS if name != "HOST" or len({one["host"] for one in answers}) > 1]
@@ -59,6 +61,26 @@ def _fit(frames: str, most: int) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _rows(one: dict[str, Any]) -> list[dict[str, str]]:
+    """Returns the rows of a process. Idle groups are omitted first if it has many."""
+    groups = one["groups"]
+    if not groups:
+        return [_row(one, None)]
+
+    def rank(at: int) -> tuple[Any, ...]:
+        group = groups[at]
+        return group["present"] is None, not group["error"], -group["size"], at
+
+    shown = sorted(sorted(range(len(groups)), key=rank)[:_MOST_GROUPS])
+    rows = [_row(one, groups[at]) for at in shown]
+    if len(groups) > len(shown):
+        more = dict.fromkeys(_COLUMNS, "")
+        rows.append(
+            {**more, "RANK": rows[0]["RANK"], "PID": rows[0]["PID"], "GROUP": f"+{len(groups) - len(shown)} more"}
+        )
+    return rows
 
 
 def _row(one: dict[str, Any], group: dict[str, Any] | None) -> dict[str, str]:

@@ -94,10 +94,12 @@ def _failures(job: Job) -> list[str]:
             if group["error"]:
                 entry = found.setdefault(jobs.key(group), (group["name"], [], group["error"]))
                 entry[1].append(group["rank"])
-    return [
+    texts = [
         f"group `{_short(name)}` has failed on {named_ranks(ranks)}: {_short(error.partition(chr(10))[0], 2)}"
         for name, ranks, error in found.values()
     ]
+    # A program may keep its failed groups.
+    return texts if len(texts) < 2 else [f"{texts[0]}; {len(texts) - 1} more groups have failed"]
 
 
 def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
