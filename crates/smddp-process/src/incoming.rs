@@ -15,7 +15,7 @@ use smddp_net::handshake::{Greeting, HandshakeEnd, Responder, is_unauthenticated
 use smddp_net::socket_io::{exchange, send, would_block};
 use smddp_net::token::Token;
 
-use super::deferred_reply::send_reply;
+use super::deferred_answer::send_answer;
 
 /// Time limit of a connection. A rank that was stopped meanwhile connects again.
 const INCOMING_LIMIT: Duration = Duration::from_secs(10);
@@ -55,12 +55,17 @@ pub trait IncomingHost: Send {
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         None
     }
-    /// Answers a query that needs no token.
+    /// Answers a query that needs no token. Returns `None` while the query is incomplete.
     ///
     /// # Errors
     /// The query is invalid; the connection is closed.
-    fn answer(&self, _query: &[u8]) -> io::Result<Answer> {
-        Ok(Answer::Incomplete)
+    fn answer(&self, _query: &[u8]) -> io::Result<Option<String>> {
+        Ok(None)
+    }
+    /// Returns the function that computes the answer to a complete query, on a short-lived thread. `None`: the query is
+    /// incomplete, or [`IncomingHost::answer`] answers it.
+    fn deferred_answer(&self, _query: &[u8]) -> Option<fn() -> String> {
+        None
     }
     /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
@@ -68,16 +73,6 @@ pub trait IncomingHost: Send {
     }
     /// Describes the effect of a resource error on incoming connections, for a log.
     fn resource_error(&self, error: &io::Error) -> String;
-}
-
-/// Answer to a query.
-pub enum Answer {
-    /// The query is incomplete.
-    Incomplete,
-    /// Complete answer.
-    Text(String),
-    /// A short-lived thread computes the answer, because it takes long.
-    Deferred(fn() -> String),
 }
 
 /// Stage of an incoming connection.
@@ -278,10 +273,12 @@ impl IncomingConnections {
                         Ok(Some(bytes @ 1..)) => query.extend(&more[..bytes]),
                         _ => return,
                     }
+                    if let Some(answer) = self.host.deferred_answer(query) {
+                        return send_answer(connection.socket, answer);
+                    }
                     match self.host.answer(query) {
-                        Ok(Answer::Incomplete) => {}
-                        Ok(Answer::Text(text)) => connection.stage = Stage::Reply(text.into_bytes()),
-                        Ok(Answer::Deferred(reply)) => return send_reply(connection.socket, reply),
+                        Ok(None) => {}
+                        Ok(Some(text)) => connection.stage = Stage::Reply(text.into_bytes()),
                         Err(error) => {
                             return self.log_rejection(connection.socket.as_fd(), &error.to_string());
                         }
@@ -363,8 +360,8 @@ mod tests {
         fn name(&self, _: BorrowedFd<'_>) -> String {
             String::new()
         }
-        fn answer(&self, query: &[u8]) -> io::Result<Answer> {
-            Ok(if query.len() == 3 { Answer::Text(format!("{query:?}")) } else { Answer::Incomplete })
+        fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
+            Ok((query.len() == 3).then(|| format!("{query:?}")))
         }
         fn resource_error(&self, error: &io::Error) -> String {
             error.to_string()

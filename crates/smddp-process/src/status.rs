@@ -12,7 +12,7 @@ use smddp_base::warning::warn;
 use smddp_net::handshake::unauthenticated;
 
 use super::credentials::{check_user, proc_is_ours};
-use super::incoming::{self, Answer, Stage};
+use super::incoming::{self, Stage};
 use super::memory_request::{ProcessAddress, describe_peer, listen};
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
@@ -104,19 +104,20 @@ impl incoming::IncomingHost for StatusHost {
         describe_peer(socket)
     }
 
-    fn answer(&self, query: &[u8]) -> io::Result<Answer> {
+    fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
         let magic = query.len().min(MAGIC.len());
         if query[..magic] != MAGIC[..magic] {
             return Err(unauthenticated("it uses another protocol or another version of smddp"));
         }
         if query.len() < StatusQuery::BYTES {
-            return Ok(Answer::Incomplete);
+            return Ok(None);
         }
         let query = StatusQuery::parse(query).ok_or_else(|| unauthenticated("its query is unknown"))?;
-        Ok(match query {
-            StatusQuery::Job => Answer::Deferred(|| respond(StatusQuery::Job)),
-            query => Answer::Text(respond(query)),
-        })
+        Ok(Some(respond(query)))
+    }
+
+    fn deferred_answer(&self, query: &[u8]) -> Option<fn() -> String> {
+        (StatusQuery::parse(query)? == StatusQuery::Job).then_some(|| respond(StatusQuery::Job))
     }
 
     fn resource_error(&self, error: &io::Error) -> String {

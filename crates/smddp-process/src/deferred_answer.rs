@@ -1,4 +1,4 @@
-//! Replies that take long, on short-lived threads: the service thread continues to serve other connections.
+//! Answers that take long, on short-lived threads: the service thread continues to serve other connections.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use smddp_base::fork::PerProcess;
 use smddp_base::threads::spawn;
 use smddp_net::socket_io::send_all;
 
-/// Maximum number of threads. Further connections are closed without a reply.
+/// Maximum number of threads. Further connections are closed without an answer.
 const MAX_THREADS: usize = 4;
 /// Time limit of one write. A client that reads nothing must not keep a thread.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
@@ -33,13 +33,13 @@ impl Drop for Counted {
     }
 }
 
-/// Starts a thread that computes a reply, sends it and closes the connection. Without a thread the connection is closed.
-pub(crate) fn send_reply(socket: CloseOnFork<OwnedFd>, reply: fn() -> String) {
+/// Starts a thread that computes an answer, sends it and closes the connection. Without a thread the connection is closed.
+pub(crate) fn send_answer(socket: CloseOnFork<OwnedFd>, answer: fn() -> String) {
     let Some(counted) = Counted::new() else { return };
-    // An error has closed the connection. The client reports the missing reply.
+    // An error has closed the connection. The client reports the missing answer.
     let _ = spawn("smddp-status", move || {
         let _counted = counted;
-        let text = reply();
+        let text = answer();
         let blocks = rustix::io::ioctl_fionbio(&*socket, false)
             .and_then(|()| set_socket_timeout(&*socket, Timeout::Send, Some(SEND_LIMIT)));
         if blocks.is_ok() {
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// The end of the channel on which a reply waits.
+    /// The end of the channel on which an answer waits.
     static GO: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 
     fn wait() -> String {
@@ -73,17 +73,17 @@ mod tests {
     }
 
     #[test]
-    fn slow_replies_arrive_whole_and_a_further_connection_is_closed() {
+    fn slow_answers_arrive_whole_and_a_further_connection_is_closed() {
         let (go, waits): (Sender<()>, _) = channel();
         *GO.lock().unwrap() = Some(waits);
         let mut peers = Vec::new();
         for _ in 0..MAX_THREADS {
             let (socket, peer) = connection();
-            send_reply(socket, wait);
+            send_answer(socket, wait);
             peers.push(peer);
         }
         let (socket, mut peer) = connection();
-        send_reply(socket, wait);
+        send_answer(socket, wait);
         assert_eq!(peer.read(&mut [0]).unwrap(), 0, "a connection above the limit stays open");
         drop(go);
         for mut peer in peers {
