@@ -236,6 +236,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "status --watch nan": (2, "--watch"),
     "status --watch inf": (2, "--watch"),
     "status --watch 1e300": (2, "--watch"),
+    "status --threshold nan": (2, "--threshold"),
     "status --dump file": (2, "--dump file: File exists"),
     "status --dump file/x": (2, "--dump file/x: Not a directory"),
     "status --dump /proc/x": (2, "--dump /proc/x: No such file or directory"),

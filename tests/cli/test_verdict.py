@@ -122,7 +122,7 @@ def test_chain_through_two_groups_begins_with_its_cause():
     third = process(2, member("dp", 1, 2), at=READS)
     assert sentences(first, second, third) == [
         f"all_reduce #61 of group `dp` has waited 154 s for {AWAY}",
-        "1 more calls wait for ranks that are in these calls",
+        "1 more call waits for ranks that are in these calls",
     ]
 
 
@@ -250,6 +250,16 @@ def test_hostile_values_neither_take_long_nor_fail(size: int):
     hostile = member("x" * 5000, -1, size, collective(-1, 1e300, "\x1b[2J" * 900), begun=1 << 62)
     found = sentences(process(7, hostile, at="a" * 9000 + ":1 in f"), waiting(0))
     assert all(len(text) <= 2000 for text in found)
+
+
+def test_cycle_and_its_consequences_are_counted_separately():
+    """Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0 in a third group."""
+    first = process(0, member("pp", 0, 2, collective(3, 30), begun=4), member("dp", 0, 2), member("tp", 0, 2))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62))
+    third = process(2, member("tp", 1, 2, collective(61, 20), begun=62))
+    text, rest = sentences(first, second, third)
+    assert text.startswith("ranks wait for each other since 30 s")
+    assert rest == "1 more call waits for ranks that are in these calls"
 
 
 def test_many_waits_are_cut():

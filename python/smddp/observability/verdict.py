@@ -40,12 +40,14 @@ def of(job: Job, threshold: float) -> Verdict:
     sentences += cycles
     sentences += [_sentence(wait) for wait in first if not wait.mismatch]
     sentences += _failures(job)
-    consequences = len(late) - len(first) - explained
+    named = {id(wait) for wait in first} | {id(wait) for wait in late if wait.mismatch} | explained
+    rest = sum(id(wait) not in named for wait in late)
     if len(sentences) > _MOST_SENTENCES:
         left = len(sentences) - _MOST_SENTENCES
         sentences[_MOST_SENTENCES:] = [f"and {left} more of this kind"]
-    if consequences > 0:
-        sentences.append(f"{consequences} more calls wait for ranks that are in these calls")
+    if rest:
+        calls = "1 more call waits" if rest == 1 else f"{rest} more calls wait"
+        sentences.append(f"{calls} for ranks that are in these calls")
     if not late:
         sentences.insert(0, _calm(job, found, threshold))
     return Verdict([text[:2000] for text in sentences], bool(late))
@@ -111,8 +113,8 @@ def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
     return text if longest is None else f"{text}; the longest: {_sentence(longest)}"
 
 
-def _cycles(late: Sequence[Wait]) -> tuple[list[str], int]:
-    """Returns a sentence for each cycle of ranks that wait for each other, and the number of their calls."""
+def _cycles(late: Sequence[Wait]) -> tuple[list[str], set[int]]:
+    """Returns a sentence for each cycle of ranks that wait for each other, and the ids of their calls."""
     edges: dict[tuple[Any, ...], list[tuple[Wait, int, Awaited]]] = {}
     for wait in late:
         for process, rank in zip(wait.waiting, wait.ranks):
@@ -140,7 +142,7 @@ def _cycles(late: Sequence[Wait]) -> tuple[list[str], int]:
                 explained |= {id(wait) for wait, _, _ in steps}
             elif to not in done:
                 path.append((to, 0))
-    return list(found.values()), len(explained)
+    return list(found.values()), explained
 
 
 def _cycle(steps: Sequence[tuple[Wait, int, Awaited]]) -> str:
@@ -191,7 +193,7 @@ def _doing(one: Awaited, wait: Wait) -> str:
         why = _short(one.silent.why)
         return f"is {why}" if why.startswith("stopped") else f"does not answer: {why}"
     if one.process is None:
-        return "was not queried"
+        return "could not be queried"
     text = ""
     if one.group is None:
         text = "has left the group and "

@@ -89,7 +89,7 @@ def _groups(job: Job) -> dict[str, _Group]:
 
 
 def _of_group(job: Job, key: str, group: _Group) -> Iterator[Wait]:
-    others = {rank: one for one in _others(job, key, group) for rank in (one.rank,)}
+    others = {one.rank: one for one in _others(job, key, group)}
     collective = _collective(group, others)
     if collective is not None:
         yield collective
