@@ -70,7 +70,7 @@ def hanging_job(folder: Path) -> Iterator[list[str]]:
             pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
             texts = [_status.ask(int(pid)) for pid in pids]
             waits = [group["present"] for one in texts for group in one["groups"] if group["present"]]
-            if len(texts) == RANKS and sum(present["seconds"] > 2 for present in waits) == RANKS - 1:
+            if len(texts) == RANKS and sum(present["seconds"] > 5 for present in waits) == RANKS - 1:
                 break
             time.sleep(0.1)
         yield pids

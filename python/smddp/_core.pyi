@@ -484,10 +484,11 @@ def dump() -> str:
 def are_stacks_enabled() -> bool:
     """Returns whether the settings allow other ranks to receive the main thread's frames."""
 
-def set_frame_source(signal: int, pipe: int, inner: Sequence[str]) -> None:
+def set_frame_source(signal: int, pipe: int, inner: Sequence[str], packages: Sequence[str]) -> None:
     """Registers the signal on which the main thread writes its frames into the other end of `pipe`.
 
     pipe: a descriptor, which the core then owns. inner: folders whose frames are omitted if there are other frames.
+    packages: folders whose frames are omitted if there are frames in neither list.
     """
 
 def set_last_error(text: str) -> None:

@@ -114,6 +114,7 @@ def command_lines() -> Iterator[Case]:
         *(("doctor", "--quick", "--svg", "x.svg"), ("doctor", NOT_UTF8), ("doctor", "--by-doctor=x")),
         *(("status", "--watch", "0"), ("status", "--watch", "-1"), ("status", "--watch", "nan"), ("status", "x")),
         *(("status", "--watch", "1e9"), ("status", "1.5"), ("status", NOT_UTF8), ("status", "--dump")),
+        *(("status", "--threshold", "-1"), ("status", "--threshold", "x"), ("status", "--threshold")),
         *(("trace",), ("trace", "-o"), ("trace", "--unknown", "x"), ("trace", "x", "--output")),
         *(("launch",), ("launch", "--unknown"), ("launch", ""), ("launch", NOT_UTF8), ("launch", "--", "x")),
         *(("report",), ("completion",), ("completion", "powershell"), ("man", "x"), ("man", NOT_UTF8)),

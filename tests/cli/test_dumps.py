@@ -40,11 +40,21 @@ def operation(seq: int, ended: bool = True) -> dict[str, Any]:
     }
 
 
+MESSAGE = {"seq": 0, "what": "send #0 to rank 1", "call": "send()", "seconds": 8.5}
+
+
 def dump(number: int = 0) -> dict[str, Any]:
     group = {
         "name": "0",
         "rank": number,
         "size": 2,
+        "id": "00112233",
+        "submitted": 4,
+        "recorded": True,
+        "pending": [
+            {"seq": 3, "what": "all_reduce #3", "call": "all_reduce()", "seconds": 7.5, "message": None},
+            {**MESSAGE, "message": {"sends": True, "peer": 1 - number, "tag": 0}},
+        ],
         "nodes": [0, 0],
         "way": "shm",
         "error": None,
@@ -58,6 +68,7 @@ def dump(number: int = 0) -> dict[str, Any]:
     return {
         "version": "0.1.0",
         "host": "h0",
+        "process": f"{number:016x}",
         "pid": PID + number,
         "rank": number,
         "time_ns": 5000,
@@ -193,7 +204,8 @@ def test_malformed_answer_does_not_hide_other_processes(answering, monkeypatch, 
     numbers = dict(zip(ANSWERS, range(PID + 1, PID + 100)))
     for name, (answer, closes, _) in ANSWERS.items():
         answering(numbers[name], answer, closes)
-    assert _status.main([PID, *numbers.values()], False, None, str(tmp_path / "out")) == 1
+    options = _status.Options(pids=[PID, *numbers.values()], folder=str(tmp_path / "out"), threshold=60)
+    assert _status.main(options) == 1
     said = capsys.readouterr().out
     assert f"{PID}  0      0 of 2    all_reduce #3" in said
     for name, (_, _, words) in ANSWERS.items():
@@ -224,6 +236,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "status --watch nan": (2, "--watch"),
     "status --watch inf": (2, "--watch"),
     "status --watch 1e300": (2, "--watch"),
+    "status --threshold nan": (2, "--threshold"),
     "status --dump file": (2, "--dump file: File exists"),
     "status --dump file/x": (2, "--dump file/x: Not a directory"),
     "status --dump /proc/x": (2, "--dump /proc/x: No such file or directory"),

@@ -42,6 +42,7 @@ QUICK["tcp"] = {
     "case_hsdp",
     "nodes_are_the_hosts",
     "half_precision_sums_round_once_a_level",
+    "status_names_the_late_rank_from_each_host",
 }
 QUICK["fabric"] = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",
@@ -97,7 +98,11 @@ def test_backend(labs: Labs, lab, module, name, seconds, size) -> None:
     [
         _param(lab, name, name=name)
         for lab in LABS
-        for name in ("nodes_are_the_hosts", "half_precision_sums_round_once_a_level")
+        for name in (
+            "nodes_are_the_hosts",
+            "half_precision_sums_round_once_a_level",
+            "status_names_the_late_rank_from_each_host",
+        )
     ],
 )
 def test_across_hosts(labs: Labs, backend, lab, name) -> None:

@@ -58,7 +58,7 @@ ROWS = {
     "smddp doctor": Row("libfabric", status=(0, 1)),
     "smddp info": Row("libfabric"),
     # Other jobs may be there, or none.
-    "smddp status": Row("group", status=(0, 1)),
+    "smddp status": Row("group", status=(0, 1, 3)),
     "smddp-bench all_reduce --nproc 4 -b 8 -e 64M -f 8": Row("# Out of bounds values : 0 OK", shorter="-n 2 -w 1"),
     "smddp-bench all_reduce --torch smddp,gloo --nproc 2": Row("gloo", shorter="-n 2 -w 1"),
     "smddp-bench startup --nproc 64": Row("64"),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 JOINT = Path(__file__).parents[2] / "crates/smddp-group/src/joint"
-LIMIT = 21
+LIMIT = 22
 
 
 def public_methods(text, name):

@@ -26,6 +26,8 @@ struct Source {
     pipe: OwnedFd,
     /// Folders of torch and of this library; their frames are not the user's.
     library_folders: Vec<String>,
+    /// Folders of the standard library and of installed packages.
+    package_folders: Vec<String>,
     cached: Option<(Instant, String)>,
 }
 
@@ -33,10 +35,16 @@ struct Source {
 static SOURCE: PerProcess<Mutex<Option<Source>>> = PerProcess::new();
 
 /// Sets the signal that makes the main thread write its stack into the other end of `pipe`. Frames under
-/// `library_folders` are omitted if there are others.
-pub fn set_frame_source(signal: i32, pipe: OwnedFd, library_folders: Vec<String>) {
+/// `library_folders` and `package_folders` are omitted if there are others, and those under `package_folders` are
+/// preferred to those under `library_folders`.
+pub fn set_frame_source(
+    signal: i32,
+    pipe: OwnedFd,
+    library_folders: Vec<String>,
+    package_folders: Vec<String>,
+) {
     let _ = rustix::io::ioctl_fionbio(&pipe, true);
-    *lock(SOURCE.get()) = Some(Source { signal, pipe, library_folders, cached: None });
+    *lock(SOURCE.get()) = Some(Source { signal, pipe, library_folders, package_folders, cached: None });
 }
 
 /// Returns the stack, for example "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost user
@@ -52,7 +60,7 @@ pub fn main_thread_location() -> String {
         return text.clone();
     }
     let text = match source.read() {
-        Ok(text) => describe(&text, &source.library_folders),
+        Ok(text) => describe(&text, &source.library_folders, &source.package_folders),
         Err(reason) => format!("an unknown line ({reason})"),
     };
     source.cached = Some((Instant::now(), text.clone()));
@@ -106,13 +114,13 @@ fn has_handler(signal: i32) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
-/// Formats the output of faulthandler as one line.
-fn describe(text: &str, library_folders: &[String]) -> String {
-    let frames: Vec<_> = text.lines().filter_map(frame).collect();
-    let user =
-        |(file, _): &(&str, &str)| !library_folders.iter().any(|folder| file.starts_with(folder.as_str()));
-    let first = frames.iter().position(user).unwrap_or(0);
-    let lines = frames[first.min(frames.len())..].iter().take(MAX_FRAMES).map(|(file, line)| {
+/// Formats the output of faulthandler as one line: the frames of the user's files, else of installed packages, else all.
+fn describe(text: &str, library_folders: &[String], package_folders: &[String]) -> String {
+    let all: Vec<_> = text.lines().filter_map(frame).collect();
+    let packages = outside(&all, library_folders);
+    let users = outside(&packages, package_folders);
+    let frames = [users, packages, all].into_iter().find(|frames| !frames.is_empty()).unwrap_or_default();
+    let lines = frames.iter().take(MAX_FRAMES).map(|(file, line)| {
         let from = file.len().saturating_sub(MAX_FILE_BYTES);
         let from = (from..file.len()).find(|&at| file.is_char_boundary(at)).unwrap_or(0);
         let cut = if from > 0 { "..." } else { "" };
@@ -121,6 +129,12 @@ fn describe(text: &str, library_folders: &[String]) -> String {
     });
     let lines: Vec<String> = lines.collect();
     if lines.is_empty() { "no Python frame".to_owned() } else { lines.join(" < ") }
+}
+
+/// Returns the frames of files that are in none of these folders.
+fn outside<'a>(frames: &[(&'a str, &'a str)], folders: &[String]) -> Vec<(&'a str, &'a str)> {
+    let is_outside = |(file, _): &&(&str, &str)| !folders.iter().any(|f| file.starts_with(f.as_str()));
+    frames.iter().filter(is_outside).copied().collect()
 }
 
 /// Parses `  File "train.py", line 88 in step` into the file and "88 in step".
@@ -139,17 +153,35 @@ mod tests {
     fn first_reported_frame_is_the_users() {
         let library_folders = ["/site/torch/".to_owned()];
         assert_eq!(
-            describe(STACK, &library_folders),
+            describe(STACK, &library_folders, &[]),
             "/home/me/train.py:88 in step < /home/me/train.py:120 in <module>"
         );
-        assert!(describe(STACK, &[]).starts_with("/site/torch/nn.py:3 in wait < "));
+        assert!(describe(STACK, &[], &[]).starts_with("/site/torch/nn.py:3 in wait < "));
+    }
+
+    #[test]
+    fn frames_of_libraries_between_the_users_frames_are_omitted() {
+        let stack = "  File \"/site/torch/nn.py\", line 3 in wait\n  File \"/lib/inspect.py\", line 5 in trace\n  \
+                     File \"/me/train.py\", line 8 in step\n  File \"/site/torch/init.py\", line 9 in apply\n  \
+                     File \"/me/train.py\", line 12 in main\n";
+        let [torch, packages] = ["/site/torch/", "/lib/"].map(|folder| [folder.to_owned()]);
+        assert_eq!(describe(stack, &torch, &packages), "/me/train.py:8 in step < /me/train.py:12 in main");
+        // A program that is an installed package.
+        let packages = ["/lib/".to_owned(), "/me/".to_owned()];
+        assert!(
+            describe(stack, &torch, &packages).starts_with("/lib/inspect.py:5 in trace < /me/train.py:8 in")
+        );
+        assert!(
+            describe("File \"/site/torch/nn.py\", line 3 in wait", &torch, &packages)
+                .ends_with("nn.py:3 in wait")
+        );
     }
 
     #[test]
     fn description_of_any_text_is_bounded() {
         let long = format!("  File \"{}\", line 1 in {}\n", "ü/".repeat(400), "f".repeat(600));
         for text in ["", "Stack\n", "File \"", "File \"\", line ", &long.repeat(90)] {
-            assert!(describe(text, &[]).len() < 4 * 2 * MAX_FILE_BYTES, "{text}");
+            assert!(describe(text, &[], &[]).len() < 4 * 2 * MAX_FILE_BYTES, "{text}");
         }
     }
 

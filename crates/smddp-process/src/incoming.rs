@@ -15,6 +15,8 @@ use smddp_net::handshake::{Greeting, HandshakeEnd, Responder, is_unauthenticated
 use smddp_net::socket_io::{exchange, send, would_block};
 use smddp_net::token::Token;
 
+use super::deferred_answer::send_answer;
+
 /// Time limit of a connection. A rank that was stopped meanwhile connects again.
 const INCOMING_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum connections at a time; further ones wait in the listener's backlog.
@@ -59,6 +61,11 @@ pub trait IncomingHost: Send {
     /// The query is invalid; the connection is closed.
     fn answer(&self, _query: &[u8]) -> io::Result<Option<String>> {
         Ok(None)
+    }
+    /// Returns the function that computes the answer to a complete query, on a short-lived thread. `None`: the query is
+    /// incomplete, or [`IncomingHost::answer`] answers it.
+    fn deferred_answer(&self, _query: &[u8]) -> Option<fn() -> String> {
+        None
     }
     /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
@@ -265,6 +272,9 @@ impl IncomingConnections {
                         Ok(None) => return self.keep(connection, now),
                         Ok(Some(bytes @ 1..)) => query.extend(&more[..bytes]),
                         _ => return,
+                    }
+                    if let Some(answer) = self.host.deferred_answer(query) {
+                        return send_answer(connection.socket, answer);
                     }
                     match self.host.answer(query) {
                         Ok(None) => {}

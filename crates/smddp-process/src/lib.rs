@@ -10,6 +10,7 @@ mod control_blocks;
 mod credentials;
 #[allow(unsafe_code)]
 mod death_watch;
+mod deferred_answer;
 #[allow(unsafe_code)]
 pub mod doorbell;
 pub mod endpoint;

@@ -28,6 +28,8 @@ pub enum StatusQuery {
     Status,
     /// State of all groups with their latest operations, as JSON.
     Dump,
+    /// State of the processes of other nodes in the groups of this process, as JSON. The answer takes seconds.
+    Job,
 }
 
 impl StatusQuery {
@@ -42,6 +44,7 @@ impl StatusQuery {
             1 => Some(Self::Activity(key)),
             2 => Some(Self::Status),
             3 => Some(Self::Dump),
+            4 => Some(Self::Job),
             _ => None,
         }
     }
@@ -51,6 +54,7 @@ impl StatusQuery {
             Self::Activity(key) => (1u64, key),
             Self::Status => (2, 0),
             Self::Dump => (3, 0),
+            Self::Job => (4, 0),
         };
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -112,6 +116,10 @@ impl incoming::IncomingHost for StatusHost {
         Ok(Some(respond(query)))
     }
 
+    fn deferred_answer(&self, query: &[u8]) -> Option<fn() -> String> {
+        (StatusQuery::parse(query)? == StatusQuery::Job).then_some(|| respond(StatusQuery::Job))
+    }
+
     fn resource_error(&self, error: &io::Error) -> String {
         format!("`smddp status` waits for a reply of this process, which cannot accept connections: {error}")
     }
@@ -143,7 +151,7 @@ mod tests {
 
     #[test]
     fn queries_round_trip_and_other_bytes_are_rejected() {
-        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump] {
+        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump, StatusQuery::Job] {
             assert_eq!(StatusQuery::parse(&request.bytes()), Some(request));
             for end in 0..StatusQuery::BYTES {
                 assert_eq!(StatusQuery::parse(&request.bytes()[..end]), None);

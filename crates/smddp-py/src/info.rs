@@ -143,12 +143,12 @@ pub(crate) fn are_stacks_enabled() -> bool {
 }
 
 /// Registers the signal on which the main thread writes its frames into the other end of `pipe`. Frames of files under
-/// `inner` are omitted. The core owns the descriptor afterwards.
+/// `inner` and `packages` are omitted. The core owns the descriptor afterwards.
 #[pyfunction]
-pub(crate) fn set_frame_source(signal: i32, pipe: i32, inner: Vec<String>) {
+pub(crate) fn set_frame_source(signal: i32, pipe: i32, inner: Vec<String>, packages: Vec<String>) {
     // SAFETY: the caller created the pipe for this purpose and transfers the ownership of its end.
     let pipe = unsafe { OwnedFd::from_raw_fd(pipe) };
-    smddp_core::set_frame_source(signal, pipe, inner);
+    smddp_core::set_frame_source(signal, pipe, inner, packages);
 }
 
 /// Returns (rank, size, local rank, local size, address of rank 0) of this process from its launcher's environment, or `None`

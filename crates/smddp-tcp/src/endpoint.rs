@@ -25,7 +25,7 @@ use smddp_process::{Doorbell, Endpoint};
 use super::address::TcpAddress;
 use super::dial::advice;
 use super::seal::Seal;
-use super::straggler_query;
+use super::{status_query, straggler_query};
 
 /// Rejected connection, and the reason.
 type Rejected = (CloseOnFork<TcpStream>, &'static str);
@@ -276,6 +276,10 @@ impl IncomingHost for TcpHost {
                 let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&reply);
                 Ok(())
+            }
+            Purpose::Status => {
+                let reply = status_query::encode_reply(&respond(StatusQuery::Status), keys);
+                return Some((stream.map(OwnedFd::from), Stage::Reply(reply)));
             }
             Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS_PER_RANK * pending.size),
             Purpose::Memory | Purpose::Export(_) | Purpose::Bootstrap => Ok(()),

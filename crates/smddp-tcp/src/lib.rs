@@ -10,7 +10,8 @@
 //! (`host_liveness`). Transient connection errors are retried, and local errors are reported as local (`connecting`).
 //!
 //! A group that uses another wire has such a listener, too. Idle connections detect the end of a peer's process
-//! (`process_liveness`), and the service thread answers queries for a rank that makes no progress (`straggler_query`).
+//! (`process_liveness`), and the service thread answers queries for a rank that makes no progress (`straggler_query`) and for
+//! `smddp status` (`status_query`).
 
 #![deny(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -31,6 +32,7 @@ pub mod host_liveness;
 mod process_liveness;
 mod seal;
 pub mod sideband;
+pub mod status_query;
 pub mod straggler_query;
 #[cfg(test)]
 mod tests;

@@ -100,6 +100,16 @@ impl Encryptor {
         encrypted
     }
 
+    /// Encrypts all of `plaintext` and returns the records, for a caller that sends them itself.
+    pub(super) fn encrypt_all(mut self, mut plaintext: &[u8]) -> Vec<u8> {
+        let mut records = Vec::new();
+        while !plaintext.is_empty() {
+            plaintext = &plaintext[self.encrypt([plaintext, &[]])..];
+            records.append(&mut self.buffered);
+        }
+        records
+    }
+
     /// Returns the encrypted records, for a caller that sends them itself.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.buffered

@@ -1,5 +1,6 @@
 //! Listeners of a group's ranks: this rank's listener, and the addresses of the others.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use smddp_net::interface::SelectedInterface;
 
 use super::address::{Credential, TcpAddress};
 use super::endpoint::GroupListener;
+use super::status_query::StatusPeers;
 use super::straggler_query::StragglerQuery;
 
 /// TCP listeners of a group. A group with another wire uses them for liveness connections and straggler queries.
@@ -15,7 +17,7 @@ pub struct Sideband {
     pub(super) group_listener: GroupListener,
     credential: Credential,
     /// Addresses by rank; `None` for a rank that is not reachable this way.
-    addresses: Vec<Option<TcpAddress>>,
+    addresses: Arc<[Option<TcpAddress>]>,
 }
 
 impl Sideband {
@@ -65,6 +67,11 @@ impl Sideband {
     pub fn straggler_query(&self, peers: &[usize]) -> StragglerQuery {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
         StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))
+    }
+
+    /// Returns the ranks of other nodes, for status queries.
+    pub fn status_peers(&self) -> StatusPeers {
+        StatusPeers { credential: self.credential.clone(), addresses: self.addresses.clone() }
     }
 
     /// Sets the number by which status queries refer to this rank.

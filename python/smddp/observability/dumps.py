@@ -13,11 +13,12 @@ _LARGEST = 1 << 63
 _DEEPEST = 32
 
 
-def _or_null(kind: Any) -> Any:
+def or_null(kind: Any) -> Any:
+    """Returns the kind of a value that may also be null, for `check`."""
     return (kind,)
 
 
-_SHOWN = {"what": str, "algorithm": _or_null(str), "seconds": float}
+_SHOWN = {"what": str, "algorithm": or_null(str), "seconds": float}
 _OPERATION = {
     **_SHOWN,
     "seq": int,
@@ -25,20 +26,41 @@ _OPERATION = {
     "bytes": int,
     "outcome": str,
     "submitted_ns": int,
-    "started_ns": _or_null(int),
-    "ended_ns": _or_null(int),
+    "started_ns": or_null(int),
+    "ended_ns": or_null(int),
 }
+_PENDING = {
+    "seq": int,
+    "what": str,
+    "call": str,
+    "seconds": float,
+    "message": or_null({"sends": bool, "peer": or_null(int)}),
+}
+# A name with a question mark is absent in dumps of older versions.
 _GROUP = {
+    "id?": or_null(str),
+    "submitted?": int,
+    "recorded?": bool,
+    "finished?": int,
+    "pending?": [_PENDING],
     "name": str,
     "rank": int,
     "size": int,
     "way": str,
-    "error": _or_null(str),
-    "present": _or_null(_SHOWN),
-    "last": _or_null(_SHOWN),
+    "error": or_null(str),
+    "present": or_null(_SHOWN),
+    "last": or_null(_SHOWN),
     "taken": [{"algorithm": str, "bytes": int}],
 }
-_PROCESS = {"host": str, "pid": int, "rank": _or_null(int), "time_ns": int, "at": str, "groups": [_GROUP]}
+_PROCESS = {
+    "process?": str,
+    "host": str,
+    "pid": int,
+    "rank": or_null(int),
+    "time_ns": int,
+    "at": str,
+    "groups": [_GROUP],
+}
 #: With the newest operations of each group.
 _DUMP = {**_PROCESS, "groups": [{**_GROUP, "operations": [_OPERATION], "messages": [_OPERATION]}]}
 
@@ -56,7 +78,7 @@ def parse(text: str | bytes, operations: bool = True) -> dict[str, Any]:
         raise ValueError(f"its JSON is nested more than {_DEEPEST} levels deep") from None
     except ValueError as error:
         raise ValueError(f"invalid JSON: {error}") from None
-    _check(found, _DUMP if operations else _PROCESS, "")
+    check(found, _DUMP if operations else _PROCESS)
     for group in found["groups"] if operations else ():
         for op in group["operations"]:
             if op["outcome"] == "ok" and op["ended_ns"] is None:
@@ -75,20 +97,26 @@ def _depth(found: Any) -> int:
     return deepest
 
 
-def _check(value: Any, kind: Any, place: str) -> None:
+def check(value: Any, kind: Any, place: str = "") -> None:
+    """Raises ValueError with the place, the expected kind and the value, if `value` is of another kind."""
     if isinstance(kind, tuple):
         if value is not None:
-            _check(value, kind[0], place)
+            check(value, kind[0], place)
     elif isinstance(kind, dict):
         _expect(isinstance(value, dict), "an object", value, place)
-        for name, inner in kind.items():
+        for key, inner in kind.items():
+            name = key.removesuffix("?")
+            if name != key and name not in value:
+                continue
             if name not in value:
                 raise ValueError(f"{place.lstrip('.') or 'the dump'} has no {name!r}")
-            _check(value[name], inner, f"{place}.{name}")
+            check(value[name], inner, f"{place}.{name}")
     elif isinstance(kind, list):
         _expect(isinstance(value, list), "a list", value, place)
         for number, each in enumerate(value):
-            _check(each, kind[0], f"{place}[{number}]")
+            check(each, kind[0], f"{place}[{number}]")
+    elif kind is bool:
+        _expect(isinstance(value, bool), "true or false", value, place)
     elif kind is str:
         _expect(isinstance(value, str), "text", value, place)
     else:

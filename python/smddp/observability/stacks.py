@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import sysconfig
 from pathlib import Path
 
 from smddp._native import core
@@ -34,7 +35,7 @@ def offer() -> None:
     os.set_blocking(writes, False)
     faulthandler.register(number, file=writes, all_threads=False, chain=False)
     _pid, _signal, _writes = os.getpid(), number, writes
-    core().set_frame_source(number, reads, own_folders())
+    core().set_frame_source(number, reads, own_folders(), _package_folders())
 
 
 def _free_signal() -> int | None:
@@ -51,6 +52,12 @@ def _free_signal() -> int | None:
         if not handled >> (number - 1) & 1:
             return number
     return None
+
+
+def _package_folders() -> list[str]:
+    """Returns path prefixes of the standard library and of installed packages."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return sorted({f"{path}{os.sep}" for name in names if (path := sysconfig.get_paths().get(name))})
 
 
 def own_folders() -> list[str]:

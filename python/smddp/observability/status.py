@@ -1,4 +1,4 @@
-"""`smddp status`: queries the live processes of this user for their current operations.
+"""`smddp status`: queries the live processes of this user, and through them the other hosts of their jobs.
 
 Their service threads answer independently of all other threads. Needs neither torch nor the core.
 """
@@ -14,19 +14,27 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from smddp import files
-from smddp.observability import dumps, stragglers
-from smddp.text import format_size, printable
+from smddp.observability import dumps, jobs, status_table, stragglers, verdict
+from smddp.observability.jobs import Job, Member
+from smddp.observability.verdict import Verdict
+from smddp.text import printable
 
 _NAME = re.compile(r"@(smddp-status-(\d+)-(\d+)-[0-9a-f]{16})$")
 _MAGIC = b"smddp-q1"
-_STATUS, _DUMP = 2, 3
-_PATIENCE = 3.0
+_STATUS, _DUMP, _JOB = 2, 3, 4
+#: Seconds to wait for an answer, and for that of a process that queries the other hosts for at most 8 s.
+_PATIENCE, _JOB_PATIENCE = 3.0, 11.0
+#: Seconds after which no further process of a job is asked about the other hosts.
+_ALL_JOBS = 10.0
 #: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
+#: Seconds after which a pending call counts as waiting.
+THRESHOLD = 5.0
 
 
 class Process(NamedTuple):
@@ -113,13 +121,23 @@ def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
     raise ConnectionRefusedError(f"process {pid} has no status socket")
 
 
-def _ask(process: Process, what: int) -> dict[str, Any]:
-    until = time.monotonic() + _PATIENCE
+def _ask_job(process: Process) -> Any:
+    """Returns the answer of a process to a job query: the state of the ranks of other hosts in its groups."""
+    answer = _exchange(process, _JOB, _JOB_PATIENCE)
+    if not answer:
+        raise ConnectionError("no answer: it is of another version, or answers too many such queries")
+    return json.loads(answer)
+
+
+def _exchange(process: Process, what: int, patience: float) -> bytes:
+    """Sends a query and returns the whole answer."""
+    until = time.monotonic() + patience
     with _connect(process.socket) as connection:
         owner = _credentials(connection)[1]
         if owner != os.geteuid():
             raise PermissionError(f"it belongs to user {owner}")
         connection.sendall(_MAGIC + struct.pack("<QQ", what, 0))
+        connection.settimeout(patience)
         answer = bytearray()
         while part := connection.recv(1 << 16):
             answer += part
@@ -127,11 +145,16 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
                 raise ValueError(f"its answer has more than {_LARGEST >> 20} MiB")
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"its answer is not complete after {_PATIENCE:g} s")
+                raise TimeoutError(f"its answer is not complete after {patience:g} s")
             connection.settimeout(left)
+    return bytes(answer)
+
+
+def _ask(process: Process, what: int) -> dict[str, Any]:
+    answer = _exchange(process, what, _PATIENCE)
     if not answer:
         raise ConnectionError("no group is complete there: init or new_group still waits for other ranks")
-    found = dumps.parse(bytes(answer), what == _DUMP)
+    found = dumps.parse(answer, what == _DUMP)
     # A process of another PID namespace has another pid there.
     if process.visible and found["pid"] != process.pid and process.namespace == _own_namespace():
         raise ValueError(f"its answer is of pid {found['pid']}")
@@ -141,53 +164,157 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
     return found
 
 
-def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
-    """Prints the state of the processes `asked`, or of all; every `watch` seconds until interrupted.
+class Options(NamedTuple):
+    """Arguments of `smddp status`."""
 
-    Returns 1 if one of them does not answer or a dump cannot be written, 2 if `folder` cannot be used, else 0.
+    #: processes to query; empty: all of this user
+    pids: Sequence[int] = ()
+    as_json: bool = False
+    #: seconds between two queries; None: one query
+    watch: float | None = None
+    #: folder for dumps
+    folder: str | None = None
+    #: no queries of other hosts
+    host_only: bool = False
+    #: seconds after which a pending call counts as waiting
+    threshold: float = THRESHOLD
+    #: width of the terminal
+    columns: int = 10_000
+
+
+class _State(NamedTuple):
+    """Result of all queries."""
+
+    answers: list[dict[str, Any]]
+    #: reasons of processes of this host without an answer, by process id
+    failed: dict[int, str]
+    jobs: Sequence[Job] = ()
+    #: their verdicts
+    verdicts: Sequence[Verdict] = ()
+    stragglers: Sequence[list[stragglers.Straggler]] = ()
+
+    def status(self) -> int:
+        """Returns the exit status."""
+        if any(one.waits_long for one in self.verdicts):
+            return 3
+        silent = self.failed or any(one.silent or one.problems for one in self.jobs)
+        return 1 if silent else 0
+
+
+def main(options: Options) -> int:
+    """Prints the state of the processes and their jobs; repeatedly with `watch`, until interrupted.
+
+    Returns 0 if no call waits long, 1 if a process does not answer or a dump cannot be written, 2 if the folder cannot
+    be used, 3 if a call waits for the threshold or longer.
     """
-    if folder:
+    if options.folder:
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(options.folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            print(f"smddp status: --dump {printable(folder)}: {error.strerror}", file=sys.stderr)
+            print(f"smddp status: --dump {printable(options.folder)}: {error.strerror}", file=sys.stderr)
             return 2
     try:
-        return _shown(asked, as_json, watch, folder)
+        return _shown(options)
     except KeyboardInterrupt:
-        return 0 if watch else 130
+        return 0 if options.watch else 130
 
 
-def _shown(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
+def _shown(options: Options) -> int:
     while True:
-        answers, failed = _gather(asked, _DUMP)
-        if folder:
+        state = _query(options)
+        if options.folder:
             try:
-                _write(answers, Path(folder))
+                _write(state.answers, Path(options.folder))
             except OSError as error:
                 print(f"smddp status: {printable(error.filename)}: {error.strerror}", file=sys.stderr)
                 return 1
-        late = [one for job in _jobs(answers) for one in stragglers.find(job)]
-        if as_json:
-            for group in (group for one in answers for group in one["groups"] if not folder):
-                del group["operations"], group["messages"]
-            found = {"processes": answers, "silent": failed, "stragglers": [asdict(one) for one in late]}
-            print(json.dumps(found, indent=None if watch else 2))
+        if options.as_json:
+            print(json.dumps(_as_json(state, options), indent=None if options.watch else 2))
         else:
-            clear = "\033[H\033[2J" if watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join(lines(answers, failed) + [printable(one) for one in late]))
-        if watch is None:
-            return 1 if failed else 0
+            clear = "\033[H\033[2J" if options.watch and sys.stdout.isatty() else ""
+            print(clear + "\n".join(_text(state, options.columns)))
+        if options.watch is None:
+            return state.status()
         sys.stdout.flush()
-        time.sleep(watch)
+        time.sleep(options.watch)
 
 
-def _jobs(answers: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Groups the processes by parent: a launcher starts the ranks of one job."""
-    jobs: dict[str, list[dict[str, Any]]] = {}
-    for one in answers:
-        jobs.setdefault(_parent(one), []).append(one)
-    return list(jobs.values())
+def _query(options: Options) -> _State:
+    answers, failed, sockets = _gather(options.pids, _DUMP)
+    found = jobs.of(answers, _parent)
+    late = [stragglers.find(job.processes) for job in found]
+    if not options.pids and not options.host_only:
+        places = {id(one): place for one, place in zip(answers, sockets)}
+        host = socket.gethostname()
+        for job in found:
+            jobs.complete(job, lambda one: _ask_job(places[id(one)]), _ALL_JOBS)
+            for pid, why in failed.items():
+                if any(Member(host, pid) in ranks.values() for ranks in job.members.values()):
+                    job.add_silent(Member(host, pid), why)
+    judged = []
+    for job, stragglers_of in zip(found, late):
+        job.processes.sort(key=_order)
+        judged.append((job, verdict.of(job, options.threshold), stragglers_of))
+    # Jobs that wait come first.
+    judged.sort(key=lambda one: not one[1].waits_long)
+    return _State(answers, failed, *(list(part) for part in zip(*judged))) if judged else _State(answers, failed)
+
+
+def _as_json(state: _State, options: Options) -> dict[str, Any]:
+    for group in (group for one in state.answers for group in one["groups"] if not options.folder):
+        del group["operations"], group["messages"]
+    return {
+        "processes": [one for job in state.jobs for one in job.processes],
+        "silent": state.failed,
+        "stragglers": [asdict(one) for late in state.stragglers for one in late],
+        "jobs": [_job_as_json(*found) for found in zip(state.jobs, state.verdicts)],
+    }
+
+
+def _job_as_json(job: Job, found: Verdict) -> dict[str, Any]:
+    process = ("host", "pid", "rank")
+    return {
+        "verdict": found.sentences,
+        "waits_long": found.waits_long,
+        "processes": [{name: one[name] for name in process} for one in job.processes],
+        "silent": [{**one.member._asdict(), "rank": one.rank, "why": one.why} for one in job.silent],
+        "problems": job.problems,
+    }
+
+
+def _text(state: _State, columns: int) -> list[str]:
+    """Returns the verdicts of all jobs, then the table, the silent processes and the history of each."""
+    found, several = list(zip(state.jobs, state.verdicts, state.stragglers)), len(state.jobs) > 1
+    head, tables, named = [], [], set()
+    for number, (job, judged, late) in enumerate(found, 1):
+        title = f"job {number}: " if several else ""
+        head += [title + sentence for sentence in judged.sentences]
+        if several:
+            hosts = sorted({one["host"] for one in job.processes} | {one.member.host for one in job.silent})
+            many = len(job.processes) + len(job.silent)
+            named_hosts = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+            tables += [
+                "",
+                f"job {number}: {many} process{'es'[: 2 * (many > 1)]}, host{'s'[: len(hosts) > 1]} {named_hosts}",
+            ]
+        tables += status_table.rows(job.processes, columns)
+        tables += [f"{one}: {one.why}" for one in job.silent] + job.problems
+        tables += [f"history: {one}" for one in late]
+        named |= {one.member.pid for one in job.silent if one.member.pid in state.failed}
+    rest = [f"pid {pid}: {why}" for pid, why in state.failed.items() if pid not in named]
+    text = [*head, *tables, *rest]
+    return [printable(line) for line in text] or ["no process of this user has a group of smddp open here"]
+
+
+def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str], columns: int = 10_000) -> list[str]:
+    """Returns the verdicts and the tables of these processes."""
+    found = jobs.of(answers, _parent)
+    verdicts = [verdict.of(job, THRESHOLD) for job in found]
+    return _text(_State(list(answers), failed, found, verdicts, [[] for _ in found]), columns)
+
+
+def _order(one: dict[str, Any]) -> tuple[Any, ...]:
+    return (one["rank"] is None, one["rank"] or 0, one["host"], one["pid"])
 
 
 def job() -> list[dict[str, Any]]:
@@ -197,9 +324,10 @@ def job() -> list[dict[str, Any]]:
     return _gather(found, _DUMP)[0] if found[:1] == [os.getpid()] else []
 
 
-def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str]]:
+def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str], list[Process]]:
+    """Queries processes of this host. Returns the answers, the reasons without one by pid, and who answered."""
     found = [one for one in processes() if not asked or one.pid in asked]
-    answers: list[dict[str, Any]] = []
+    answers: list[tuple[dict[str, Any], Process]] = []
     failed = {pid: _why(pid, ConnectionRefusedError()) for pid in set(asked) - {one.pid for one in found}}
     for one in found:
         try:
@@ -207,14 +335,14 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
             if one.visible and _state(one.pid) in ("T", "t"):
                 failed[one.pid] = "stopped (by a signal or a debugger)"
                 continue
-            answers.append(_ask(one, what))
+            answers.append((_ask(one, what), one))
         except PermissionError as error:
             if asked:
                 failed[one.pid] = str(error)
         except (OSError, ValueError) as error:
             failed[one.pid] = _why(one.pid, error) if one.visible else f"no answer: {error}"
-    answers.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["pid"]))
-    return answers, failed
+    answers.sort(key=lambda found: _order(found[0]))
+    return [found for found, _ in answers], failed, [one for _, one in answers]
 
 
 def _parent(one: dict[str, Any]) -> str:
@@ -246,54 +374,18 @@ def _why(pid: int, error: Exception) -> str:
 
 def _write(answers: Sequence[dict[str, Any]], folder: Path) -> None:
     """Writes a file per process, in a folder per job if there are several: a trace or a replay is of one job."""
-    jobs = _jobs(answers)
-    for job in jobs:
-        place = folder if len(jobs) == 1 else folder / f"job-{_parent(job[0]) or 'unknown'}"
+    found = jobs.of(answers, _parent)
+    places: set[Path] = set()
+    for job in found:
+        name = f"job-{_parent(job.processes[0]) or 'unknown'}"
+        place = folder if len(found) == 1 else folder / name
+        # One launcher may have started several jobs.
+        more = (folder / f"{name}-{number}" for number in count(2))
+        place = next(each for each in chain([place], more) if each not in places)
+        places.add(place)
         place.mkdir(parents=True, exist_ok=True)
-        for one in job:
+        for one in job.processes:
             # The process supplies the host name, which must not select another folder.
             path = place / f"smddp-{re.sub('[^A-Za-z0-9._-]', '_', one['host'])[:128]}-{one['pid']}.json"
             files.write_text(path, json.dumps(one))
             print(printable(path), file=sys.stderr)
-
-
-def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
-    """Returns a table with a row for each group of each process."""
-    rows: list[tuple[str, ...]] = [
-        ("RANK", "PID", "GROUP", "IN GROUP", "OPERATION", "ELAPSED", "LAST FINISHED", "ALGORITHM", "FRAME")
-    ]
-    for one in answers:
-        for group in one["groups"] or [None]:
-            rows.append(_row(one, group))
-    rows = [tuple(printable(cell) for cell in row) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    silent = [printable(f"pid {pid}: {why}") for pid, why in failed.items()]
-    if len(rows) == 1:
-        return silent or ["no process of this user has a group of smddp open here"]
-    return table + silent
-
-
-def _row(one: dict[str, Any], group: dict[str, Any] | None) -> tuple[str, ...]:
-    rank = "-" if one["rank"] is None else str(one["rank"])
-    if group is None:
-        return (rank, str(one["pid"]), "-", "-", "-", "-", "-", "-", one["at"])
-    present, last = group["present"], group["last"]
-    operation, elapsed = ("-", "-") if present is None else (present["what"], f"{present['seconds']:.1f} s")
-    if group["error"]:
-        operation = "failed"
-    totals: dict[str, int] = {}
-    for entry in group["taken"]:
-        totals[entry["algorithm"]] = totals.get(entry["algorithm"], 0) + entry["bytes"]
-    moved = ", ".join(f"{name} {format_size(total)}" for name, total in totals.items())
-    return (
-        rank,
-        str(one["pid"]),
-        group["name"],
-        f"{group['rank']} of {group['size']}",
-        operation,
-        elapsed,
-        "-" if last is None else last["what"],
-        f"{group['way']}: {moved}" if moved else group["way"],
-        one["at"],
-    )

@@ -25,9 +25,24 @@ def parser() -> command_line.Parser:
     from smddp.tools.doctor import command
 
     command.arguments(doctor)
-    status = commands.add_parser("status", help="show current operations of this user's processes on this machine")
-    status.add_argument("pid", nargs="*", type=int, help="only these processes")
+    status = commands.add_parser(
+        "status",
+        help="show which rank a job waits for, and the current operation of each rank",
+        description="Show which rank each job of this user waits for, and the current operation of each rank on all of "
+        "its hosts. Run it on any host that has a rank of the job.",
+        epilog="Exit status: 0: no call waits long; 1: a process does not answer; 2: invalid arguments; 3: a call has "
+        "waited for the threshold or longer.",
+    )
+    status.add_argument("pid", nargs="*", type=int, help="only these processes of this host")
     status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
+    status.add_argument("--host-only", action="store_true", help="only processes of this host")
+    status.add_argument(
+        "--threshold",
+        type=command_line.seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="time after which a pending call counts as waiting (default 5)",
+    )
     status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument(
         "--watch", nargs="?", type=command_line.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
@@ -36,7 +51,7 @@ def parser() -> command_line.Parser:
         "--dump",
         type=command_line.path,
         metavar="DIR",
-        help="write the recorders' contents there, one file per process",
+        help="write the recorders' contents there, one file per process of this host",
     )
     trace = commands.add_parser("trace", help="merge the ranks' dumps into one trace for Perfetto or chrome://tracing")
     trace.add_argument(
@@ -93,7 +108,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "status":
             from smddp.observability import status as _status
 
-            return _status.main(arguments.pid, arguments.json, arguments.watch, arguments.dump)
+            options = _status.Options(
+                pids=arguments.pid,
+                as_json=arguments.json,
+                watch=arguments.watch,
+                folder=arguments.dump,
+                host_only=arguments.host_only,
+                threshold=arguments.threshold,
+                columns=_columns(),
+            )
+            return _status.main(options)
         if arguments.command == "trace":
             from smddp.observability import trace as _trace
 

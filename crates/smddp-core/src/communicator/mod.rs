@@ -31,7 +31,7 @@ use crate::engine::Engine;
 use crate::engine::shared::{Deletion, SharedState};
 use crate::engine::wait_plan::SpinPolicy;
 use crate::error::Error;
-use crate::observe::recorder::{self, Counters, PathCounters, Recorder};
+use crate::observe::recorder::{self, Counters, Members, PathCounters, Recorder};
 use crate::sync::completion::KeepAlive;
 use crate::sync::lock;
 use crate::sync::ownership::Ownership;
@@ -68,8 +68,11 @@ impl Communicator {
             FALLBACK.get_or_init(Config::default)
         });
         let counters = Arc::new(PathCounters::default());
-        let name_and_path = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
-        let recorder = Recorder::new(name_and_path, rank, &facts.topology, counters.clone(), config.recorder);
+        let peers = group.health().status_peers();
+        let members = Members { id: info.id, names: info.names.clone(), peers };
+        let path = if network_path.is_empty() { "shm" } else { network_path.as_str() };
+        let recorder =
+            Recorder::new((name, path, members), rank, &facts.topology, counters.clone(), config.recorder);
         group.health().set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(SharedState {
             engine: Ownership::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),

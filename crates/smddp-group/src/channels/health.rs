@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use smddp_base::{CallFingerprint, Fault};
 use smddp_net::frame::{Frame, Kind};
 use smddp_net::wire::{Broken, Payload};
+use smddp_tcp::status_query::StatusPeers;
 
 use super::state::PeerRecord;
 use super::{RemoteChannels, WaitNotice};
@@ -56,6 +57,11 @@ impl RemoteChannels {
         if let Some(sideband) = &self.sideband {
             sideband.set_status_id(status_id);
         }
+    }
+
+    /// Returns the ranks of other nodes, for status queries; `None` without a sideband.
+    pub(crate) fn status_peers(&self) -> Option<StatusPeers> {
+        self.sideband.as_ref().map(|sideband| sideband.status_peers())
     }
 
     /// Returns the activity that a rank reported in its reply to a query; empty if it reported none.

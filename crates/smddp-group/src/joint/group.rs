@@ -52,7 +52,7 @@ unsafe impl Send for Remote {}
 impl Group {
     pub(super) fn new(
         routes: Routes,
-        names: Vec<String>,
+        (names, id): (Arc<[String]>, Option<[u8; 16]>),
         local: LocalChannels,
         net: Option<RemoteChannels>,
     ) -> Self {
@@ -60,6 +60,7 @@ impl Group {
         let info = GroupInfo {
             rank: me,
             size,
+            id,
             names,
             routes: routes.clone(),
             inline_bytes: if net.is_none() { smddp_shm::HEADER_PAYLOAD_BYTES } else { 0 },

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use smddp_base::Fault;
 use smddp_process::activity_query::ActivityQuery;
 use smddp_process::{last_error, status};
+use smddp_tcp::status_query::StatusPeers;
 
 use super::group::Group;
 use super::local_queries::LocalQueries;
@@ -63,6 +64,12 @@ impl Health<'_> {
         if let Some(remote) = &self.0.remote {
             remote.net.set_status_id(status_id);
         }
+    }
+
+    /// Returns the ranks of other nodes, for status queries from any thread; `None` for a group of one node.
+    #[must_use]
+    pub fn status_peers(&self) -> Option<StatusPeers> {
+        self.0.remote.as_ref()?.net.status_peers()
     }
 
     /// Updates `facts` for operation `seq`. Call it while this rank waits: it starts watching, at `now`, the ranks that this rank waits

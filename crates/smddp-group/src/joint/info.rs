@@ -13,8 +13,10 @@ pub struct GroupInfo {
     pub rank: usize,
     /// Number of ranks in the group.
     pub size: usize,
+    /// Identity of the group, equal on all of its ranks and on no other group's; `None` for a group of one rank.
+    pub id: Option<[u8; 16]>,
     /// "rank 3 (host h1, pid 812)", by rank.
-    pub names: Vec<String>,
+    pub names: Arc<[String]>,
     /// Location of the group's ranks, which determines the routes of channels.
     pub routes: Arc<Routes>,
     /// Payload bytes that travel with the header of an operation; 0 if the group spans nodes, because headers reach ranks of one

@@ -187,11 +187,12 @@ impl Prepared {
         }
         let me = self.rank_info.address.rank as usize;
         let nodes = nodes(&rank_infos);
+        let id = self.token.as_ref().map(|token| token.id());
         let boot = &self.rank_info.address.boot;
         let local_ranks = rank_infos.iter().filter(|rank_info| rank_info.address.boot == *boot).count();
         let here: Vec<usize> = (0..rank_infos.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == rank_infos.len() {
-            let group = group(me, self.shm, None, &rank_infos, here)?;
+            let group = group(me, (self.shm, id), None, &rank_infos, here)?;
             return Ok(Joined { group, nodes, local_ranks, log_lines: Vec::new() });
         }
         if self.options.inter_node == InterNode::Nothing {
@@ -202,7 +203,7 @@ impl Prepared {
         if let Some(script) = self.script {
             parts.wire = Box::new(Scripted::new(parts.wire, script));
         }
-        let group = group(me, self.shm, Some(parts), &rank_infos, here)?;
+        let group = group(me, (self.shm, id), Some(parts), &rank_infos, here)?;
         Ok(Joined { group, nodes, local_ranks, log_lines })
     }
 }
@@ -210,7 +211,7 @@ impl Prepared {
 /// Creates a group with shared memory between the ranks `here` and the wire of `parts` to all other ranks, if there are any.
 fn group(
     me: usize,
-    shm: smddp_shm::Prepared,
+    (shm, id): (smddp_shm::Prepared, Option<[u8; 16]>),
     parts: Option<RemoteParts>,
     rank_infos: &[RankInfo],
     here: Vec<usize>,
@@ -222,7 +223,8 @@ fn group(
     let net = net
         .map(|(parts, (endpoint, nonce))| RemoteChannels::new(me, rank_infos.len(), parts, endpoint, nonce));
     let routes = Routes::new(me, rank_infos.len(), here, copies);
-    Ok(Group::new(routes, rank_infos.iter().map(RankInfo::name).collect(), local, net))
+    let names = rank_infos.iter().map(RankInfo::name).collect();
+    Ok(Group::new(routes, (names, id), local, net))
 }
 
 fn forbidden(rank_infos: &[RankInfo], nodes: &[usize]) -> String {

@@ -3,6 +3,7 @@
 mod bytes;
 mod calls;
 mod onlooker;
+mod status;
 mod unauthenticated;
 
 use std::io::{ErrorKind, Read};

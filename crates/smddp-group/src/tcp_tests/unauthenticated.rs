@@ -119,7 +119,7 @@ fn unauthenticated_data_does_not_reach_the_group() {
     pair.check_exchanges();
     let address = pair.addresses[1].clone();
     // The rank itself has its connection for collectives, so the recorded handshake does not take its place.
-    let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch];
+    let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch, Purpose::Status];
     for (_, frame) in frames(pair.seq) {
         // Frames alone, and frames after a valid greeting: neither proves anything.
         let class = Purpose::Frames(frame.len() % 2);

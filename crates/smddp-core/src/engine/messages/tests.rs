@@ -1,9 +1,10 @@
 use super::*;
 use crate::for_tests::{group, groups};
+use crate::observe::recorder::Members;
 use smddp_plan::Topology;
 
 fn recorder() -> Arc<Recorder> {
-    Recorder::new(("test", "shm"), 0, &Topology::single(2), Arc::default(), 4)
+    Recorder::new(("test", "shm", Members::default()), 0, &Topology::single(2), Arc::default(), 4)
 }
 
 fn recv(into: &mut [f32], tag: u64) -> Request {

@@ -12,6 +12,7 @@ use smddp_plan::format::variant_name;
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
 use super::{Outcome, Recorder, RecorderSnapshot, live};
+use crate::call::message_label::Direction;
 use crate::call::name_of;
 use crate::config::Config;
 use crate::log::{self, Level};
@@ -32,25 +33,42 @@ pub(super) fn process(with_operations: bool) -> Value {
         "host": smddp_base::host_name(),
         "pid": std::process::id(),
         "rank": launch.and_then(|rank| rank.parse::<u64>().ok()),
+        "process": format!("{:016x}", PROCESS.get().0),
         "time_ns": clock.wall(super::ticks()),
         "at": main_thread_location(),
         "groups": groups,
     })
 }
 
+/// Random id of this process. Process ids of two containers may be equal.
+static PROCESS: PerProcess<ProcessId> = PerProcess::new();
+
+struct ProcessId(u64);
+
+impl Default for ProcessId {
+    fn default() -> Self {
+        Self(u64::from_ne_bytes(smddp_base::random::bytes()))
+    }
+}
+
 fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
     let (last, present) = recorder.now();
+    let (submitted, pending) = recorder.pending();
     let snapshot_json =
         |snapshot: Option<&RecorderSnapshot>| snapshot.map(|snapshot| operation(snapshot, clock));
     let mut json = json!({
         "name": recorder.name,
         "rank": recorder.rank,
         "size": recorder.size,
+        "id": recorder.members.id(),
         "nodes": recorder.nodes,
         "way": recorder.path,
         "error": recorder.failed.get(),
         "finished": recorder.finished.load(std::sync::atomic::Ordering::Relaxed),
+        "submitted": submitted,
+        "recorded": !recorder.ring.is_off(),
         "present": snapshot_json(present.first()),
+        "pending": pending.iter().map(|snapshot| pending_call(snapshot, clock)).collect::<Vec<_>>(),
         "last": snapshot_json(last.as_ref()),
         "taken": counters(recorder),
     });
@@ -62,6 +80,22 @@ fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
         json["messages"] = entries_json(&recorder.messages, RecorderSnapshot::Message);
     }
     json
+}
+
+/// Returns a pending call. A message has its direction, its peer (`null` for a recv from any rank) and its tag.
+fn pending_call(snapshot: &RecorderSnapshot, clock: &Clock) -> Value {
+    let entry = snapshot.entry();
+    json!({
+        "seq": entry.seq,
+        "what": snapshot.call_name(),
+        "call": snapshot.call(),
+        "seconds": clock.since(entry.submitted).as_secs_f64(),
+        "message": snapshot.message().map(|label| json!({
+            "sends": matches!(label.direction, Direction::To(_)),
+            "peer": label.direction.peer(),
+            "tag": label.tag,
+        })),
+    })
 }
 
 fn counters(recorder: &Recorder) -> Vec<Value> {

@@ -3,6 +3,7 @@
 
 mod clock;
 mod dump;
+mod job;
 mod ring;
 mod snapshot;
 
@@ -17,8 +18,9 @@ use smddp_process::{StatusQuery, set_responder};
 
 use self::clock::Clock;
 pub(crate) use self::clock::ticks;
+pub(crate) use self::job::Members;
 pub(crate) use self::ring::Outcome;
-use self::ring::Ring;
+use self::ring::{Entry, Ring};
 use self::snapshot::RecorderSnapshot;
 use crate::call::fingerprint::mix;
 use crate::call::message_label::MessageLabel;
@@ -33,6 +35,7 @@ pub(crate) struct Recorder {
     size: usize,
     nodes: usize,
     path: String,
+    members: Members,
     /// Collectives.
     ring: Ring,
     /// Sends and recvs, numbered in posting order. Their fingerprints are those of [`MessageLabel`].
@@ -42,6 +45,9 @@ pub(crate) struct Recorder {
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
+
+/// Maximum number of pending collectives in a status, and of pending messages.
+const MAX_PENDING: usize = 32;
 
 static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
@@ -53,7 +59,7 @@ pub(crate) fn query_key(group: &str, rank: usize) -> u64 {
 impl Recorder {
     /// Keeps the newest `capacity` operations. From now on, this process answers status queries.
     pub(crate) fn new(
-        (name, path): (&str, &str),
+        (name, path, members): (&str, &str, Members),
         rank: usize,
         topology: &Topology,
         counters: Arc<PathCounters>,
@@ -67,6 +73,7 @@ impl Recorder {
             size: topology.size(),
             nodes: topology.nodes(),
             path: path.to_owned(),
+            members,
             ring: Ring::new(capacity),
             messages: Ring::new(capacity),
             counters,
@@ -126,6 +133,19 @@ impl Recorder {
         let _ = self.failed.set(reason.to_owned());
     }
 
+    /// Returns the number of collectives that were submitted, and the oldest pending collectives and messages.
+    fn pending(&self) -> (u64, Vec<RecorderSnapshot>) {
+        let collectives = self.ring.entries();
+        let submitted = collectives.last().map_or(0, |entry| entry.seq + 1);
+        let pending = |entries: Vec<Entry>, kind: fn(Entry) -> RecorderSnapshot| {
+            let pending = entries.into_iter().filter(|e| e.ended == 0 && e.outcome == Outcome::Running);
+            pending.take(MAX_PENDING).map(kind).collect::<Vec<_>>()
+        };
+        let mut found = pending(collectives, RecorderSnapshot::Collective);
+        found.extend(pending(self.messages.entries(), RecorderSnapshot::Message));
+        (submitted, found)
+    }
+
     /// Returns the last operation that ended, and the longest pending collective and message.
     fn now(&self) -> (Option<RecorderSnapshot>, Vec<RecorderSnapshot>) {
         let (last, present) = snapshot::now(&self.ring, RecorderSnapshot::Collective);
@@ -149,6 +169,7 @@ fn respond(question: StatusQuery) -> String {
         }
         StatusQuery::Status => dump::process(false).to_string(),
         StatusQuery::Dump => dump(),
+        StatusQuery::Job => job::job().to_string(),
     }
 }
 
@@ -231,7 +252,7 @@ mod tests {
 
     /// Recorder of a group of this test.
     fn recorder(name: &str) -> Arc<Recorder> {
-        Recorder::new((name, "shm"), 0, &Topology::single(2), Arc::default(), 4)
+        Recorder::new((name, "shm", Members::default()), 0, &Topology::single(2), Arc::default(), 4)
     }
 
     fn record_call(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
@@ -239,6 +260,26 @@ mod tests {
         if let Some(outcome) = outcome {
             recorder.ended(0, outcome, ticks(), None);
         }
+    }
+
+    #[test]
+    fn pending_calls_are_the_oldest_and_submitted_calls_are_counted() {
+        let recorder = Recorder::new(
+            ("pending", "shm", Members::default()),
+            0,
+            &Topology::single(2),
+            Arc::default(),
+            4 * MAX_PENDING,
+        );
+        assert_eq!((recorder.pending().0, recorder.pending().1.len()), (0, 0));
+        let calls = MAX_PENDING as u64 + 3;
+        for seq in 0..calls {
+            recorder.submitted(seq, CallFingerprint::default(), 4, ticks(), seq == 0);
+        }
+        recorder.ended(0, Outcome::Ok, ticks(), Some(1));
+        let (submitted, pending) = recorder.pending();
+        let numbers: Vec<u64> = pending.iter().map(|snapshot| snapshot.entry().seq).collect();
+        assert_eq!((submitted, numbers), (calls, (1..=MAX_PENDING as u64).collect()));
     }
 
     #[test]

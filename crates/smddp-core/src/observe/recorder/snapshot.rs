@@ -42,6 +42,14 @@ impl RecorderSnapshot {
         }
     }
 
+    /// Label of a send or recv.
+    pub(super) fn message(&self) -> Option<MessageLabel> {
+        match self {
+            Self::Collective(_) => None,
+            Self::Message(entry) => MessageLabel::of(entry.fingerprint),
+        }
+    }
+
     /// Call with its dtype and element count.
     pub(super) fn call(&self) -> String {
         match self {

@@ -1,0 +1,224 @@
+"""Verdict of `smddp status`: sentences that name the call that waits, and the ranks that it waits for.
+
+A pure function of the dumps of a job. Needs neither torch nor the core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.observability import jobs, waits
+from smddp.observability.jobs import Job
+from smddp.observability.waits import Awaited, Wait
+from smddp.text import named_ranks
+
+#: Sentences of a verdict, named ranks of a sentence, and characters of one text of another process.
+_MOST_SENTENCES, _MOST_RANKS, _MOST_TEXT = 5, 4, 160
+_FRAME = re.compile(r"(.{1,300}?):(\d{1,9}) in (.{1,200})")
+
+
+@dataclass
+class Verdict:
+    """State of a job in sentences, the most likely cause first."""
+
+    sentences: list[str]
+    #: True if a call has waited for the threshold or longer
+    waits_long: bool
+
+
+def of(job: Job, threshold: float) -> Verdict:
+    """Returns the verdict of a job. threshold: seconds after which a pending call is reported as waiting."""
+    found = waits.of(job)
+    late = [wait for wait in found if wait.seconds >= threshold]
+    cycles, explained = _cycles(late)
+    blocked = {jobs.identity(one) for wait in late if wait.awaited for one in wait.waiting}
+    first = [wait for wait in late if _is_cause(wait, blocked)]
+    sentences = [_mismatch(wait) for wait in late if wait.mismatch]
+    sentences += cycles
+    sentences += [_sentence(wait) for wait in first if not wait.mismatch]
+    sentences += _failures(job)
+    named = {id(wait) for wait in first} | {id(wait) for wait in late if wait.mismatch} | explained
+    rest = sum(id(wait) not in named for wait in late)
+    if len(sentences) > _MOST_SENTENCES:
+        left = len(sentences) - _MOST_SENTENCES
+        sentences[_MOST_SENTENCES:] = [f"and {left} more of this kind"]
+    if rest:
+        calls = "1 more call waits" if rest == 1 else f"{rest} more calls wait"
+        sentences.append(f"{calls} for ranks that are in these calls")
+    if not late:
+        sentences.insert(0, _calm(job, found, threshold))
+    return Verdict([text[:2000] for text in sentences], bool(late))
+
+
+def _is_cause(wait: Wait, blocked: set[tuple[Any, ...]]) -> bool:
+    """Returns True unless all ranks that a call waits for wait in other calls themselves."""
+    waited = [one for one in wait.awaited if one.process is None or jobs.identity(one.process) not in blocked]
+    return bool(waited) or not wait.awaited
+
+
+def _sentence(wait: Wait) -> str:
+    call = _call(wait)
+    if not wait.awaited:
+        if wait.unknown:
+            ranks = f"{wait.unknown} of its {wait.size} ranks" if wait.sends is None else "its peer"
+            return f"{call} has waited {_time(wait.seconds)}; the state of {ranks} is unknown"
+        if wait.sends is None:
+            return f"{call} has run for {_time(wait.seconds)}: all {wait.size} ranks are in it or have finished it"
+        other = "the peer has the matching call" if "any rank" not in wait.call else "no matching send was made"
+        return f"{call} has waited {_time(wait.seconds)}; {other}"
+    # Silent ranks first, then ranks in no call.
+    order = sorted(wait.awaited, key=lambda one: (one.silent is None, _present(one) is not None, one.rank))
+    named = [f"{_name(one)}, which {_doing(one, wait)}" for one in order[:_MOST_RANKS]]
+    count = len(wait.awaited)
+    subject = "" if count == 1 else f"{count} of {wait.size} ranks: "
+    more = f"; and {named_ranks(one.rank for one in order[_MOST_RANKS:])}" if count > _MOST_RANKS else ""
+    return f"{call} has waited {_time(wait.seconds)} for {subject}{'; '.join(named)}{more}"
+
+
+def _call(wait: Wait) -> str:
+    on = "" if wait.sends is None else f" on {_rank(wait.waiting[0], wait.ranks[0])}"
+    return f"{_short(wait.call)} of group `{_short(wait.group)}`{on}"
+
+
+def _mismatch(wait: Wait) -> str:
+    calls = [f"{_short(call)} on {named_ranks(ranks)}" for call, ranks in list(wait.mismatch.items())[:_MOST_RANKS]]
+    number = wait.call.rpartition("#")[2]
+    return f"calls #{_short(number)} of group `{_short(wait.group)}` differ: {'; '.join(calls)}"
+
+
+def _failures(job: Job) -> list[str]:
+    found: dict[str, tuple[str, list[int], str]] = {}
+    for process in job.processes:
+        for group in process["groups"]:
+            if group["error"]:
+                entry = found.setdefault(jobs.key(group), (group["name"], [], group["error"]))
+                entry[1].append(group["rank"])
+    texts = [
+        f"group `{_short(name)}` has failed on {named_ranks(ranks)}: {_short(error.partition(chr(10))[0], 2)}"
+        for name, ranks, error in found.values()
+    ]
+    # A program may keep its failed groups.
+    return texts if len(texts) < 2 else [f"{texts[0]}; {len(texts) - 1} more groups have failed"]
+
+
+def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
+    hosts = {process["host"] for process in job.processes} | {one.member.host for one in job.silent}
+    answered = len(job.processes)
+    many = f"{answered} of {answered + len(job.silent)} processes answered, on {len(hosts)} host{'s'[: len(hosts) > 1]}"
+    text = f"no call has waited for {threshold:g} s or longer ({many})"
+    longest = next((wait for wait in found if wait.awaited and wait.seconds >= 0.1), None)
+    return text if longest is None else f"{text}; the longest: {_sentence(longest)}"
+
+
+def _cycles(late: Sequence[Wait]) -> tuple[list[str], set[int]]:
+    """Returns a sentence for each cycle of ranks that wait for each other, and the ids of their calls."""
+    edges: dict[tuple[Any, ...], list[tuple[Wait, int, Awaited]]] = {}
+    for wait in late:
+        for process, rank in zip(wait.waiting, wait.ranks):
+            outgoing = [(wait, rank, one) for one in wait.awaited if one.process is not None]
+            edges.setdefault(jobs.identity(process), []).extend(outgoing)
+    found: dict[frozenset[Any], str] = {}
+    explained: set[int] = set()
+    done: set[tuple[Any, ...]] = set()
+    for start in edges:
+        path: list[tuple[tuple[Any, ...], int]] = [(start, 0)]
+        while path:
+            at, number = path[-1]
+            outgoing = edges.get(at, [])
+            if at in done or number == len(outgoing):
+                done.add(at)
+                path.pop()
+                continue
+            path[-1] = (at, number + 1)
+            target = outgoing[number][2].process
+            to = jobs.identity(target) if target is not None else ()
+            places = [place for place, (one, _) in enumerate(path) if one == to]
+            if places:
+                steps = [edges[one][step - 1] for one, step in path[places[0] :]]
+                found.setdefault(frozenset(one for one, _ in path[places[0] :]), _cycle(steps))
+                explained |= {id(wait) for wait, _, _ in steps}
+            elif to not in done:
+                path.append((to, 0))
+    return list(found.values()), explained
+
+
+def _cycle(steps: Sequence[tuple[Wait, int, Awaited]]) -> str:
+    """Returns the sentence of a cycle. Each step is a call, the rank in it, and a rank that it waits for."""
+    inside = [wait.waiting[wait.ranks.index(rank)] for wait, rank, _ in steps]
+    # The same cycle begins with the same rank in each query.
+    first = min(range(len(steps)), key=lambda step: _order(inside[step]))
+    steps = [*steps[first:], *steps[:first]]
+    text, shortest = _rank(inside[first], steps[0][1], True), min(wait.seconds for wait, _, _ in steps)
+    for number, (wait, _, one) in enumerate(steps[:8]):
+        named = _rank(one.process, one.rank, number < len(steps) - 1)
+        text += (
+            f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` for {named}"
+        )
+    return f"ranks wait for each other since {_time(shortest)}: {text}"
+
+
+def _order(process: dict[str, Any]) -> tuple[Any, ...]:
+    return (process["rank"] is None, process["rank"] or 0, process["host"], process["pid"])
+
+
+def _name(one: Awaited) -> str:
+    if one.process is not None:
+        return _rank(one.process, one.rank, True)
+    if one.silent is not None:
+        return _short(one.silent)
+    return f"rank {one.rank}"
+
+
+def _rank(process: dict[str, Any] | None, rank: int, place: bool = False) -> str:
+    """Returns "rank 2 (host b, pid 4711)": the job's rank of a process, or its rank in the group."""
+    if process is None:
+        return f"rank {rank}"
+    number = rank if process["rank"] is None else process["rank"]
+    return f"rank {number}" + (f" (host {_short(process['host'])}, pid {process['pid']})" if place else "")
+
+
+def _present(one: Awaited) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the longest pending call of a rank, and its group."""
+    groups = one.process["groups"] if one.process is not None else []
+    calls = [(call, group) for group in groups for call in waits.pending(group)]
+    return max(calls, key=lambda found: found[0]["seconds"], default=None)
+
+
+def _doing(one: Awaited, wait: Wait) -> str:
+    """Returns the state of a rank, for a relative clause."""
+    if one.silent is not None:
+        why = _short(one.silent.why)
+        return f"is {why}" if why.startswith("stopped") else f"does not answer: {why}"
+    if one.process is None:
+        return "could not be queried"
+    text = ""
+    if one.group is None:
+        text = "has left the group and "
+    elif one.group["error"]:
+        text = f"has failed in the group ({_short(one.group['error'].partition(chr(10))[0])}) and "
+    elif wait.sends is not None:
+        text = f"has no matching {'recv' if wait.sends else 'send'} and "
+    present = _present(one)
+    if present is None:
+        return f"{text}is {_place(one.process['at'])}"
+    call, group = present
+    inside = f"{_short(call['what'])} of group `{_short(group['name'])}` for {_time(call['seconds'])}"
+    return f"{text}is in {inside}, {_place(one.process['at'])}"
+
+
+def _place(at: str) -> str:
+    """Returns "in read_batch at job.py:6" for "job.py:6 in read_batch < job.py:9 in main"."""
+    frame = _FRAME.fullmatch(at.partition(" < ")[0])
+    return f"in {_short(frame[3])} at {_short(frame[1])}:{frame[2]}" if frame else f"at {_short(at)}"
+
+
+def _short(text: object, times: int = 1) -> str:
+    shown, limit = str(text), _MOST_TEXT * times
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,0 +1,191 @@
+"""Pending calls of a job and the ranks that they wait for, from the dumps of its processes.
+
+A collective waits for the ranks that have not begun it. A send or recv waits for its peer, unless the peer has the
+matching call. Needs neither torch nor the core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from smddp.observability import jobs
+from smddp.observability.jobs import Job, Member, Silent
+
+#: Groups that claim to have more ranks than this are not searched for unknown ranks.
+_MOST_RANKS = 1 << 20
+
+
+@dataclass
+class Awaited:
+    """A rank that a call waits for: its dump, or its process without an answer, or neither."""
+
+    #: rank in the group
+    rank: int
+    process: dict[str, Any] | None = None
+    #: the group in its dump; None if it has left the group
+    group: dict[str, Any] | None = None
+    silent: Silent | None = None
+    member: Member | None = None
+
+
+@dataclass
+class Wait:
+    """A pending call of some ranks of a group."""
+
+    seconds: float
+    group: str
+    size: int
+    #: "all_reduce #61", "recv #1 from rank 1"
+    call: str
+    #: dumps of the ranks in the call, and these ranks in the group
+    waiting: list[dict[str, Any]]
+    ranks: list[int]
+    awaited: list[Awaited] = field(default_factory=list)
+    #: True for a send, False for a recv, None for a collective
+    sends: bool | None = None
+    #: ranks in the group whose state is unknown, because no process of theirs was queried
+    unknown: int = 0
+    #: calls that differ, each with its ranks in the group
+    mismatch: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class _Group:
+    name: str
+    size: int
+    #: dump of the process and of the group, by rank in the group
+    ranks: dict[int, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+
+
+def of(job: Job) -> list[Wait]:
+    """Returns the pending calls of a job, the longest first."""
+    found = [wait for key, group in _groups(job).items() for wait in _of_group(job, key, group)]
+    return sorted(found, key=lambda wait: -wait.seconds)
+
+
+def pending(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the pending calls in a group's dump, the oldest first; of older versions only the longest."""
+    if "pending" in group:
+        calls: list[dict[str, Any]] = group["pending"]
+        return calls
+    present = group["present"]
+    number = re.search(r"#(\d{1,18})", present["what"]) if present else None
+    if present is None or number is None or present["algorithm"] is None:
+        return []
+    what, seconds = present["what"], present["seconds"]
+    return [{"seq": int(number[1]), "what": what, "call": what, "seconds": seconds, "message": None}]
+
+
+def _groups(job: Job) -> dict[str, _Group]:
+    groups: dict[str, _Group] = {}
+    for process in job.processes:
+        for group in process["groups"]:
+            one = groups.setdefault(jobs.key(group), _Group(group["name"], group["size"]))
+            one.ranks.setdefault(group["rank"], (process, group))
+    return groups
+
+
+def _of_group(job: Job, key: str, group: _Group) -> Iterator[Wait]:
+    others = {one.rank: one for one in _others(job, key, group)}
+    collective = _collective(group, others)
+    if collective is not None:
+        yield collective
+    yield from _messages(group, others)
+
+
+def _others(job: Job, key: str, group: _Group) -> Iterable[Awaited]:
+    """Returns the ranks of a group that have no dump with this group."""
+    members = job.members.get(key, {})
+    silent = {one.ranks[key]: one for one in job.silent if key in one.ranks}
+    for rank in sorted({*members, *silent} - {*group.ranks}):
+        member = members.get(rank)
+        process = None if member is None or rank in silent else job.find(member)
+        yield Awaited(rank, process, None, silent.get(rank), member)
+
+
+def _collective(group: _Group, others: dict[int, Awaited]) -> Wait | None:
+    """Returns the first pending collective of a group."""
+    calls = {
+        rank: call
+        for rank, (_, dumped) in group.ranks.items()
+        if (call := next((call for call in pending(dumped) if call["message"] is None), None)) is not None
+    }
+    if not calls:
+        return None
+    seq = min(call["seq"] for call in calls.values())
+    inside = {rank: call for rank, call in sorted(calls.items()) if call["seq"] == seq}
+    awaited = [
+        Awaited(rank, *found)
+        for rank, found in sorted(group.ranks.items())
+        if rank not in inside and _begun(found[1]) <= seq and found[1].get("recorded", True)
+    ]
+    awaited += [one for one in others.values() if one.silent is not None or one.process is not None]
+    kinds: dict[str, list[int]] = {}
+    for rank, call in inside.items():
+        kinds.setdefault(_kind(call), []).append(rank)
+    return Wait(
+        max(call["seconds"] for call in inside.values()),
+        group.name,
+        group.size,
+        next(iter(inside.values()))["what"],
+        [group.ranks[rank][0] for rank in inside],
+        list(inside),
+        awaited,
+        None,
+        _unknown(group, awaited),
+        kinds if len(kinds) > 1 else {},
+    )
+
+
+def _kind(call: dict[str, Any]) -> str:
+    """Returns what must be equal on all ranks. Those of an all_to_all may give different sizes."""
+    return call["what"] if call["what"].startswith("all_to_all") else call["call"]
+
+
+def _begun(group: dict[str, Any]) -> int:
+    calls = [call["seq"] + 1 for call in pending(group) if call["message"] is None]
+    return max(group.get("submitted", 0), group.get("finished", 0), *calls, 0)
+
+
+def _unknown(group: _Group, awaited: list[Awaited]) -> int:
+    outside = sum(one.group is None for one in awaited)
+    unrecorded = sum(not dumped.get("recorded", True) for _, dumped in group.ranks.values())
+    return max(min(group.size, _MOST_RANKS) - len(group.ranks) - outside, 0) + unrecorded
+
+
+def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
+    for rank, (process, dumped) in sorted(group.ranks.items()):
+        for call in pending(dumped):
+            message = call["message"]
+            if message is None:
+                continue
+            peer = message["peer"]
+            found = group.ranks.get(peer)
+            awaited = [Awaited(peer, *found)] if found else [others[peer]] if peer in others else []
+            if found and any(_matches(message, rank, other["message"]) for other in pending(found[1])):
+                awaited = []
+            unknown = int(peer is not None and found is None and not awaited)
+            yield Wait(
+                call["seconds"],
+                group.name,
+                group.size,
+                call["what"],
+                [process],
+                [rank],
+                awaited,
+                message["sends"],
+                unknown,
+            )
+
+
+def _matches(message: dict[str, Any], rank: int, other: dict[str, Any] | None) -> bool:
+    """Returns True if the other rank has the matching send or recv of a message of `rank`."""
+    return (
+        other is not None
+        and other["sends"] != message["sends"]
+        and other["peer"] in (rank, None)
+        and other.get("tag") == message.get("tag")
+    )

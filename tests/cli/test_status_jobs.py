@@ -1,0 +1,206 @@
+"""Answers of several hosts become jobs, and the table fits the terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from smddp.observability import jobs, status, status_table
+from smddp.observability.jobs import Job, Member
+
+
+def group(name: str, rank: int, size: int) -> dict[str, Any]:
+    call = {"what": "all_reduce #3", "algorithm": "mesh", "seconds": 6.5}
+    taken = [{"algorithm": f"algorithm-{number}", "bytes": 1 << 20} for number in range(4)]
+    return {
+        "name": name,
+        "id": f"id of {name}",
+        "rank": rank,
+        "size": size,
+        "way": "tcp eth0 10.0.0.1",
+        "error": None,
+        "present": call,
+        "last": {**call, "what": "all_reduce #2"},
+        "taken": taken,
+        "submitted": 4,
+        "recorded": True,
+        "pending": [{"seq": 3, "what": "all_reduce #3", "call": "all_reduce()", "seconds": 6.5, "message": None}],
+    }
+
+
+def process(rank: int, *groups: dict[str, Any], host: str = "a") -> dict[str, Any]:
+    return {
+        "version": "0.1.0",
+        "host": host,
+        "pid": 100 + rank,
+        "rank": rank,
+        "process": f"{rank:016x}",
+        "time_ns": 5,
+        "at": "/home/me/long/project/train.py:1 in read_batch < /home/me/project/train.py:2 in main",
+        "groups": list(groups),
+    }
+
+
+def answer(*processes: dict[str, Any], silent: dict[int, str] | None = None, size: int = 4) -> dict[str, Any]:
+    """The answer to a job query, of group `world`."""
+    members = [f"rank {rank} (host {'ab'[rank // 2]}, pid {100 + rank})" for rank in range(size)]
+    world = {"name": "world", "id": "id of world", "rank": 0, "size": size, "members": members}
+    entry = {"group": "id of world"}
+    return {
+        "groups": [world],
+        "answers": [{**entry, "rank": one["rank"], "text": json.dumps(one)} for one in processes],
+        "silent": [{**entry, "rank": rank, "why": why} for rank, why in (silent or {}).items()],
+    }
+
+
+def world(rank: int, host: str = "a") -> dict[str, Any]:
+    return process(rank, group("world", rank, 4), host=host)
+
+
+def test_processes_are_one_job_if_groups_connect_them():
+    """Ranks 0-1 and 1-2 have a common group; rank 3 has another one, and two processes have none."""
+    found = [
+        process(0, group("x", 0, 2)),
+        process(3, group("z", 0, 2)),
+        process(2, group("y", 1, 2)),
+        process(1, group("x", 1, 2), group("y", 0, 2)),
+        process(8),
+        process(9),
+    ]
+    grouped = jobs.of(found, lambda one: str(one["pid"] // 2))
+    ranks = sorted(sorted(one["rank"] for one in job.processes) for job in grouped)
+    assert ranks == [[0, 1, 2], [3], [8, 9]]
+
+
+def test_answers_of_other_hosts_are_merged_once():
+    job = Job([world(0), world(1)])
+    asked = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        return answer(world(1), world(2, "b"), silent={3: "its host does not respond"})
+
+    jobs.complete(job, ask, 60)
+    assert [one["rank"] for one in job.processes] == [0, 1, 2] and asked == [0]
+    (silent,) = job.silent
+    assert str(silent) == "rank 3 (host b, pid 103)" and silent.why == "its host does not respond"
+
+
+def test_complete_job_is_not_queried():
+    job = Job([world(rank) for rank in range(4)])
+    jobs.complete(job, lambda one: pytest.fail("a query of a complete job"), 60)
+    assert not job.problems
+
+
+def test_next_process_is_asked_about_groups_that_are_still_incomplete():
+    job = Job([process(0, group("world", 0, 4)), process(1, group("other", 0, 2))])
+    asked: list[int] = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        if one["rank"] == 0:
+            raise ConnectionError("it has no thread for that")
+        return answer()
+
+    jobs.complete(job, ask, 60)
+    assert asked == [0, 1] and job.problems == ["pid 100 cannot query the other hosts: it has no thread for that"]
+
+
+def test_groups_whose_members_are_known_are_not_queried_again():
+    """A rank that has left a group has no dump with it, however often other ranks are asked."""
+    left = process(2, group("other", 1, 2), host="b")
+    job = Job([world(0), world(1)])
+    asked: list[int] = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        return answer(left, silent={3: "its host does not respond"})
+
+    jobs.complete(job, ask, 60)
+    assert asked == [0] and [one["rank"] for one in job.processes] == [0, 1, 2]
+
+
+def test_time_limit_ends_the_queries_and_equal_problems_are_one_line():
+    job = Job([process(rank, group(f"g{rank}", 0, 2)) for rank in range(3)])
+    jobs.complete(job, lambda one: pytest.fail("a query after the time limit"), 0)
+
+    def ask(one: dict[str, Any]) -> Any:
+        raise TimeoutError("timed out")
+
+    jobs.complete(job, ask, 60)
+    assert job.problems == ["pid 100 and 2 more processes cannot query the other hosts: timed out"]
+
+
+def test_process_of_an_older_version_is_not_queried():
+    old = world(0)
+    del old["groups"][0]["id"]
+    jobs.complete(Job([old]), lambda one: pytest.fail("a query of an older version"), 60)
+
+
+def test_many_idle_groups_of_a_process_are_counted():
+    groups = [{**group(f"g{number}", 0, 2), "present": None} for number in range(30)]
+    groups[20] = group("busy", 0, 2)
+    lines = status_table.rows([process(0, *groups)], 120)
+    assert len(lines) == 6 and "busy" in "\n".join(lines) and lines[-1].split() == ["0", "100", "+26", "more"]
+
+
+BAD_TEXTS = ["", "{", "[]", "{}", "[" * 5000, json.dumps(world(2, "elsewhere")), json.dumps({**world(2, "b"), "at": 1})]
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS)
+def test_malformed_reply_makes_its_rank_silent_and_hides_no_other(text: str):
+    given = answer(world(2, "b"), world(3, "b"))
+    given["answers"][0]["text"] = text
+    job = Job([world(0), world(1)])
+    jobs.complete(job, lambda one: given, 60)
+    assert [one["rank"] for one in job.processes] == [0, 1, 3]
+    (silent,) = job.silent
+    assert silent.member == Member("b", 102) and silent.why.startswith("no answer: ") and len(silent.why) < 400
+
+
+@pytest.mark.parametrize("key", ["groups", "answers", "silent"])
+@pytest.mark.parametrize("value", [None, 3, "x", [None], [{}], [{"group": "", "rank": "x", "why": 1, "text": 2}]])
+def test_malformed_answer_is_a_problem_of_the_asked_process(key: str, value: Any):
+    job = Job([world(0)])
+    jobs.complete(job, lambda one: {**answer(), key: value}, 60)
+    (problem,) = job.problems
+    assert problem.startswith("pid 100 cannot query the other hosts: ") and len(problem) < 300
+
+
+def test_strange_members_and_ranks_are_ignored():
+    given = answer(silent={-1: "x", 99: "y", 2: "z"})
+    given["groups"][0]["members"][0] = "rank 99999999999999 (host x, pid 1)"
+    given["groups"][0]["members"][1] = "\x1b[2J"
+    job = Job([world(0)])
+    jobs.complete(job, lambda one: given, 60)
+    assert sorted(job.members["id of world"]) == [2, 3] and [one.why for one in job.silent] == ["z"]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 200, 10_000])
+def test_table_fits_the_terminal(columns: int):
+    answers = [world(0), world(1), world(2, "b")]
+    lines = status_table.rows(answers, columns)
+    assert all(len(line) <= columns for line in lines) and len(lines) == 4
+    for line in lines[1:]:
+        assert "all_reduce #3" in line and "6.5 s" in line and "train.py:1 in read_batch < " in line
+    assert ("ALGORITHM" in lines[0], "LAST FINISHED" in lines[0]) == (columns >= 200, columns >= 120)
+    whole = all(line.endswith("train.py:2 in main") for line in lines[1:])
+    assert whole or columns <= 100, "the frames without folders fit"
+    assert lines[0].startswith("HOST  RANK  PID")
+    assert status_table.rows(answers[:2], columns)[0].startswith("RANK  PID"), "one host needs no column"
+
+
+def test_verdicts_of_all_jobs_precede_the_tables():
+    one, other = world(0), process(1, group("other", 0, 1), host="b")
+    lines = status.lines([one, other], {7: "stopped"}, 100)
+    assert [line.partition(": ")[0] for line in lines[:2]] == ["job 1", "job 2"]
+    assert lines[2:4] == ["", "job 1: 1 process, host a"] and "job 2: 1 process, host b" in lines
+    assert lines[-1] == "pid 7: stopped"
+
+
+def test_text_of_other_processes_is_escaped():
+    hostile = world(0, "\x1b[2J\u202e\n")
+    hostile["at"] = hostile["groups"][0]["name"] = "\x1b]0;x\x07\n" * 50
+    lines = status.lines([hostile], {1: "\x1b"}, 80)
+    assert all(line.isprintable() and len(line) < 2100 for line in lines), lines

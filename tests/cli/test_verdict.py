@@ -1,0 +1,267 @@
+"""`smddp status` names the call that waits and the rank that it waits for: situations made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from smddp.observability import jobs, verdict
+from smddp.observability.jobs import Job, Member
+
+READS = "job.py:6 in read_batch < job.py:9 in main"
+STEPS = "job.py:12 in step < job.py:9 in main"
+
+
+def collective(seq: int, seconds: float = 154.0, name: str = "all_reduce", call: str = "") -> dict[str, Any]:
+    what = f"{name} #{seq}"
+    return {"seq": seq, "what": what, "call": call or f"{name}(1 element)", "seconds": seconds, "message": None}
+
+
+def message(sends: bool, peer: int | None, seconds: float = 20.0, tag: int = 0) -> dict[str, Any]:
+    name, to = ("send", "to") if sends else ("recv", "from")
+    what = f"{name} #0 {to} {'any rank' if peer is None else f'rank {peer}'}"
+    label = {"sends": sends, "peer": peer, "tag": tag}
+    return {"seq": 0, "what": what, "call": f"{what}, tag {tag}", "seconds": seconds, "message": label}
+
+
+def member(name: str, rank: int, size: int, *calls: dict[str, Any], begun: int = 61, **changes: Any) -> dict[str, Any]:
+    """The dump of a group. begun: number of collectives that the rank has begun."""
+    present = max(calls, key=lambda call: call["seconds"], default=None)
+    return {
+        "name": name,
+        "id": f"id of {name}",
+        "rank": rank,
+        "size": size,
+        "error": None,
+        "submitted": begun,
+        "finished": begun,
+        "recorded": True,
+        "present": present,
+        "pending": list(calls),
+        **changes,
+    }
+
+
+def process(rank: int, *groups: dict[str, Any], at: str = STEPS, host: str = "") -> dict[str, Any]:
+    host = host or "ab"[rank // 2 % 2]
+    return {"host": host, "pid": 4711 + rank, "rank": rank, "process": f"{rank:016x}", "at": at, "groups": list(groups)}
+
+
+def waiting(rank: int, size: int = 3, name: str = "dp", **changes: Any) -> dict[str, Any]:
+    """A rank in all_reduce #61."""
+    return process(rank, member(name, rank, size, collective(61), begun=62), **changes)
+
+
+def away(rank: int, size: int = 3, name: str = "dp", **changes: Any) -> dict[str, Any]:
+    """A rank that has finished #60 and begun nothing since."""
+    return process(rank, member(name, rank, size), **{"at": READS, **changes})
+
+
+def sentences(*processes: dict[str, Any], threshold: float = 5.0, job: Job | None = None) -> list[str]:
+    return verdict.of(job or Job(list(processes)), threshold).sentences
+
+
+def with_silent(why: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
+    """A job in which one rank of group `dp` did not answer."""
+    job = Job(list(processes))
+    job.members = {"id of dp": {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)}}
+    job.add_silent(job.members["id of dp"][rank], why)
+    return job
+
+
+AWAY = "rank 2 (host b, pid 4713), which is in read_batch at job.py:6"
+
+
+def test_rank_in_user_code_is_named_with_its_line():
+    assert sentences(waiting(0), waiting(1), away(2)) == [f"all_reduce #61 of group `dp` has waited 154 s for {AWAY}"]
+
+
+def test_stopped_rank_is_named():
+    job = with_silent("stopped (by a signal or a debugger)", waiting(0), waiting(2))
+    name = "rank 1 (host a, pid 4712), which is stopped (by a signal or a debugger)"
+    assert sentences(job=job) == [f"all_reduce #61 of group `dp` has waited 154 s for {name}"]
+
+
+def test_process_without_an_answer_is_named_with_the_reason():
+    (text,) = sentences(job=with_silent("its host does not respond", waiting(0), waiting(2)))
+    assert text.endswith("for rank 1 (host a, pid 4712), which does not answer: its host does not respond")
+
+
+def test_rank_that_waits_in_an_earlier_call_is_not_missing():
+    """The rank that is behind is the cause, not the ranks that wait for it."""
+    behind = process(2, member("dp", 2, 3, collective(60, 200), begun=61))
+    early = [process(rank, member("dp", rank, 3, begun=60), at=READS) for rank in (0, 1)]
+    (text,) = sentences(*early, behind)
+    assert text.startswith("all_reduce #60 of group `dp` has waited 200 s for 2 of 3 ranks: rank 0 (host a")
+
+
+def test_other_call_of_the_same_group_is_a_mismatch():
+    other = process(2, member("dp", 2, 3, collective(61, 153, "broadcast"), begun=62))
+    (text,) = sentences(waiting(0), waiting(1), other)
+    expected = "all_reduce(1 element) on ranks 0, 1; broadcast(1 element) on rank 2"
+    assert text == f"calls #61 of group `dp` differ: {expected}"
+
+
+def test_other_size_is_a_mismatch_except_in_all_to_all():
+    def pair(name: str) -> list[dict[str, Any]]:
+        calls = [collective(61, 9, name, f"{name}({rank} elements)") for rank in (0, 1)]
+        return [process(rank, member("dp", rank, 2, calls[rank], begun=62)) for rank in (0, 1)]
+
+    assert sentences(*pair("all_reduce")) == [
+        "calls #61 of group `dp` differ: all_reduce(0 elements) on rank 0; all_reduce(1 elements) on rank 1"
+    ]
+    assert sentences(*pair("all_to_all")) == [
+        "all_to_all #61 of group `dp` has run for 9.0 s: all 2 ranks are in it or have finished it"
+    ]
+
+
+def test_chain_through_two_groups_begins_with_its_cause():
+    """Rank 0 waits for rank 1 in `pp`, and rank 1 waits for rank 2 in `dp`."""
+    first = process(0, member("pp", 0, 2, collective(3, 160), begun=4))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 0, 2, collective(61), begun=62))
+    third = process(2, member("dp", 1, 2), at=READS)
+    assert sentences(first, second, third) == [
+        f"all_reduce #61 of group `dp` has waited 154 s for {AWAY}",
+        "1 more call waits for ranks that are in these calls",
+    ]
+
+
+def test_cycle_through_two_groups_is_reported_once_with_all_its_calls():
+    first = process(0, member("pp", 0, 2, collective(3, 30, "barrier"), begun=4), member("dp", 0, 2))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62))
+    (text,) = sentences(first, second)
+    assert text == (
+        "ranks wait for each other since 30 s: rank 0 (host a, pid 4711) waits in barrier #3 of group `pp` for "
+        "rank 1 (host a, pid 4712), which waits in all_reduce #61 of group `dp` for rank 0"
+    )
+
+
+def test_two_recvs_that_wait_for_each_other_are_a_cycle():
+    pair = [process(rank, member("dp", rank, 2, message(False, 1 - rank))) for rank in (0, 1)]
+    (text,) = sentences(*pair)
+    assert text.startswith("ranks wait for each other since 20 s: rank 0 ") and "recv #0 from rank 1" in text
+
+
+def test_send_without_a_recv_names_the_receiver():
+    sender = process(0, member("dp", 0, 2, message(True, 1)))
+    assert sentences(sender, away(1, 2)) == [
+        "send #0 to rank 1 of group `dp` on rank 0 has waited 20 s for rank 1 (host a, pid 4712), which has no "
+        "matching recv and is in read_batch at job.py:6"
+    ]
+
+
+def test_recv_without_a_send_names_the_sender_and_its_call():
+    receiver = process(0, member("dp", 0, 2, message(False, 1)))
+    sender = process(1, member("dp", 1, 2, collective(61, 19), begun=62))
+    (text,) = [text for text in sentences(receiver, sender) if "recv" in text]
+    # The sender waits for the receiver, so this is a cycle through one group.
+    assert text.startswith("ranks wait for each other since 19 s") and "all_reduce #61 of group `dp`" in text
+
+
+def test_recv_with_another_tag_does_not_match():
+    receiver = process(0, member("dp", 0, 2, message(False, 1, tag=5)))
+    sender = process(1, member("dp", 1, 2, message(True, 0, tag=7)))
+    assert (
+        "has no matching" in sentences(receiver, sender)[0] or "wait for each other" in sentences(receiver, sender)[0]
+    )
+    sender = process(1, member("dp", 1, 2, message(True, 0, tag=5)))
+    assert "the peer has the matching call" in sentences(receiver, sender)[0]
+
+
+def test_recv_from_any_rank_is_reported_without_a_cause():
+    assert sentences(process(0, member("dp", 0, 2, message(False, None))), away(1, 2)) == [
+        "recv #0 from any rank of group `dp` on rank 0 has waited 20 s; no matching send was made"
+    ]
+
+
+def test_several_missing_ranks_are_named_and_the_rest_counted():
+    (text,) = sentences(waiting(0, 9), *(away(rank, 9) for rank in range(1, 9)))
+    assert "has waited 154 s for 8 of 9 ranks: rank 1 (host a, pid 4712), which is in read_batch" in text
+    assert text.endswith("; and ranks 5-8") and text.count("which is") == 4
+
+
+def test_all_ranks_in_the_call_have_no_missing_rank():
+    (text,) = sentences(*(waiting(rank) for rank in range(3)))
+    assert text == "all_reduce #61 of group `dp` has run for 154 s: all 3 ranks are in it or have finished it"
+
+
+def test_rank_that_has_finished_the_call_is_not_missing():
+    done = process(2, member("dp", 2, 3, begun=62))
+    (text,) = sentences(waiting(0), waiting(1), done)
+    assert "all 3 ranks are in it or have finished it" in text
+
+
+def test_ranks_that_were_not_queried_are_unknown():
+    (text,) = sentences(waiting(0, 8), waiting(1, 8))
+    assert text == "all_reduce #61 of group `dp` has waited 154 s; the state of 6 of its 8 ranks is unknown"
+
+
+def test_rank_that_left_the_group_is_named():
+    job = Job([waiting(0, 2), process(1, at=READS)])
+    job.members = {"id of dp": {0: Member("a", 4711), 1: Member("a", 4712)}}
+    (text,) = sentences(job=job)
+    assert text.endswith("rank 1 (host a, pid 4712), which has left the group and is in read_batch at job.py:6")
+
+
+def test_nothing_waits():
+    assert sentences(away(0), away(1), away(2)) == [
+        "no call has waited for 5 s or longer (3 of 3 processes answered, on 2 hosts)"
+    ]
+
+
+def test_short_wait_is_reported_as_the_longest_and_is_below_the_threshold():
+    short = process(0, member("dp", 0, 2, collective(61, 2.25), begun=62))
+    found = verdict.of(Job([short, away(1, 2)]), 5.0)
+    (text,) = found.sentences
+    assert not found.waits_long and text.startswith("no call has waited for 5 s or longer (2 of 2")
+    assert "; the longest: all_reduce #61 of group `dp` has waited 2.2 s for rank 1 (host a" in text
+    assert verdict.of(Job([short, away(1, 2)]), 2.0).waits_long
+
+
+def test_failed_group_is_reported_with_its_error():
+    failed = process(0, member("dp", 0, 2, error="all_reduce #61 on group `dp` timed out\nmore"))
+    assert sentences(failed, away(1, 2))[1] == "group `dp` has failed on rank 0: all_reduce #61 on group `dp` timed out"
+
+
+def test_rank_without_a_record_is_not_called_missing():
+    off = process(1, member("dp", 1, 2, begun=0, recorded=False))
+    (text,) = sentences(waiting(0, 2), off)
+    assert text.endswith("the state of 1 of its 2 ranks is unknown")
+
+
+def test_two_jobs_have_separate_verdicts():
+    """Groups of two jobs have equal names; only their identities differ."""
+    found = []
+    for job in (1, 2):
+        for rank in (0, 1):
+            one = (waiting if rank == 0 else away)(rank, 2, host=f"h{job}")
+            one["groups"][0]["id"], one["process"] = f"job {job}", f"{job}{rank}"
+            found.append(one)
+    grouped = jobs.of(found, lambda one: "the same shell")
+    assert [[one["host"] for one in job.processes] for job in grouped] == [["h1", "h1"], ["h2", "h2"]]
+    for number, job in enumerate(grouped, 1):
+        (text,) = sentences(job=job)
+        assert f"for rank 1 (host h{number}, pid 4712)" in text
+
+
+@pytest.mark.parametrize("size", [1 << 62, -5, 0])
+def test_hostile_values_neither_take_long_nor_fail(size: int):
+    """Another process may report any number and any text."""
+    hostile = member("x" * 5000, -1, size, collective(-1, 1e300, "\x1b[2J" * 900), begun=1 << 62)
+    found = sentences(process(7, hostile, at="a" * 9000 + ":1 in f"), waiting(0))
+    assert all(len(text) <= 2000 for text in found)
+
+
+def test_cycle_and_its_consequences_are_counted_separately():
+    """Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0 in a third group."""
+    first = process(0, member("pp", 0, 2, collective(3, 30), begun=4), member("dp", 0, 2), member("tp", 0, 2))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62))
+    third = process(2, member("tp", 1, 2, collective(61, 20), begun=62))
+    text, rest = sentences(first, second, third)
+    assert text.startswith("ranks wait for each other since 30 s")
+    assert rest == "1 more call waits for ranks that are in these calls"
+
+
+def test_many_waits_are_cut():
+    many = [waiting(rank, 2, f"g{rank}") for rank in range(40)]
+    assert len(sentences(*many)) == 6 and sentences(*many)[-1] == "and 35 more of this kind"
