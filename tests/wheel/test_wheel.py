@@ -143,7 +143,7 @@ def test_the_binary_has_no_recorder_of_the_failure_monitor(core: Path):
 def test_backtraces_can_name_functions_and_the_file_stays_small(core: Path, wheel: Path):
     assert ".symtab" in readelf("--sections", core)
     # Line tables of all there is in the binary would double it.
-    assert wheel.stat().st_size < 3.7 * 2**20
+    assert wheel.stat().st_size < 4 * 2**20
 
 
 def test_the_benchmark_runs_without_torch(bare: Environment):
