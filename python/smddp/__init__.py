@@ -41,6 +41,7 @@ _FROM_CORE = (
     "CollectiveTimeoutError",
     "MismatchError",
     "PeerLostError",
+    "CorruptionError",
     "ClosedError",
     "TopologyError",
     "ConfigError",

@@ -15,7 +15,15 @@ from ranks.cases import on_ranks
 from smddp.torch import errors, rendezvous
 from smddp.torch.process_group import SmddpProcessGroup
 
-NAMES = ["Error", "CollectiveTimeoutError", "MismatchError", "PeerLostError", "ClosedError", "TopologyError"]
+NAMES = [
+    "Error",
+    "CollectiveTimeoutError",
+    "MismatchError",
+    "PeerLostError",
+    "CorruptionError",
+    "ClosedError",
+    "TopologyError",
+]
 
 
 class Failing:

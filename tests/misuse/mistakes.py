@@ -258,6 +258,7 @@ def _settings() -> dict[str, Case]:
         "SMDDP_TRANSPORT": ("udp", "auto, efa, tcp, fabric, shm"),
         "SMDDP_SOCKET_FAMILY": ("AF_INET7", "AF_INET6"),
         "SMDDP_ENCRYPT": ("true", "one of 0, 1"),
+        "SMDDP_AUDIT": ("wires", "did you mean wire?"),
         "SMDDP_CUDA_PATH": ("peer", "auto, ipc, host"),
         "SMDDP_CUDA_SMS": ("0", "1 to 64"),
         "SMDDP_DEBUG": ("DEBUG", "did you mean TRACE?"),

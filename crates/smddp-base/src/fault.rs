@@ -34,6 +34,13 @@ pub enum Fault {
         /// Its report.
         reason: String,
     },
+    /// Data from the rank changed between its checksum at the sender and its check at the receiver.
+    Corrupted {
+        /// Rank in the group.
+        rank: usize,
+        /// Description of the data and of the difference.
+        detail: String,
+    },
     /// Operation `seq`, which needed nothing of that rank, has ended here, and the rank made another call in its place.
     Mismatch {
         /// Sequence number of the operation.

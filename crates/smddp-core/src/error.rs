@@ -51,6 +51,18 @@ pub enum Error {
         /// Remedy.
         remedy: &'static str,
     },
+    /// Data changed in transit between two ranks, or the results of ranks differ (`SMDDP_AUDIT`).
+    #[error("{operation} on group `{group}` failed: {detail}")]
+    Corrupted {
+        /// Operation: "all_reduce (#61)".
+        operation: String,
+        /// Name of the group.
+        group: String,
+        /// Sender of the data, or the ranks whose results differ.
+        ranks: Vec<usize>,
+        /// Place of the corruption, and a remedy.
+        detail: String,
+    },
     /// The communicator was aborted or closed by this process.
     #[error("group `{group}` is closed: {reason}; create a new group to continue")]
     Closed {

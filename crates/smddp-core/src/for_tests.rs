@@ -25,6 +25,7 @@ fn connected(size: usize, joining: usize) -> Vec<Group> {
         peer_timeout: std::time::Duration::from_secs(20),
         inter_node: InterNode::Nothing,
         encrypts: false,
+        checksums: false,
         library: None,
         provider: None,
         separate_endpoint: false,

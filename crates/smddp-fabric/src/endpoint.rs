@@ -334,6 +334,13 @@ impl FabricEndpoint {
         Queues::new(&self.limits).operations
     }
 
+    /// See `FabricWire::check_checksums`.
+    pub(crate) fn check_checksums(&mut self, number: u32) {
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.checks = true;
+        }
+    }
+
     /// Stops waiting for further writes to an aborted group.
     pub(crate) fn abandon(&mut self, number: u32) {
         self.drop_grants(|grant| grant.group == number);

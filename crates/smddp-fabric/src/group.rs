@@ -25,6 +25,10 @@ pub(super) struct EndpointGroup {
     /// Peers by rank; empty before `connect`.
     pub(super) members: Vec<Option<Peer>>,
     pub(super) pairs: HashMap<u32, Pair>,
+    /// Every frame has a checksum, which is checked before the frame is delivered.
+    pub(super) checks: bool,
+    /// Ranks that sent corrupted data, and descriptions of the data.
+    pub(super) corrupted: Vec<(u32, String)>,
     /// Ranks with received frames to deliver.
     pub(super) waiting: VecDeque<u32>,
     pub(super) sent: Vec<Ticket>,
@@ -48,6 +52,8 @@ impl EndpointGroup {
             expected,
             members: Vec::new(),
             pairs: HashMap::new(),
+            checks: false,
+            corrupted: Vec::new(),
             waiting: VecDeque::new(),
             sent: Vec::new(),
             offers: 0,
@@ -74,6 +80,19 @@ impl EndpointGroup {
         {
             self.notified = rustix::io::write(doorbell, &1u64.to_ne_bytes()).is_ok();
         }
+    }
+
+    /// Records that a rank sent corrupted data.
+    pub(super) fn report_corruption(&mut self, rank: u32, detail: String) {
+        if !self.is_corrupted(rank) {
+            self.corrupted.push((rank, detail));
+            self.notify();
+        }
+    }
+
+    /// Returns true if a rank sent corrupted data. Nothing more is delivered from it.
+    pub(super) fn is_corrupted(&self, rank: u32) -> bool {
+        self.corrupted.iter().any(|(known, _)| *known == rank)
     }
 
     pub(super) fn clear_notification(&mut self) {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use smddp_base::warning::warn;
+use smddp_net::frame::{CORRUPTED_HEADER, Frame, check_payload};
 use smddp_net::wire::{Sink, Target};
 
 use super::endpoint::{FabricEndpoint, Operation};
@@ -188,7 +189,11 @@ impl FabricEndpoint {
         if head.rank as usize >= group.size {
             return Err(format!("rank {} in a group of {} ranks", head.rank, group.size));
         }
-        let ready = head.group == number && !group.members.is_empty();
+        let ready = head.group == number && !group.members.is_empty() && !group.is_corrupted(head.rank);
+        if group.checks && has_invalid_frame(head.kind, body) {
+            group.report_corruption(head.rank, CORRUPTED_HEADER.to_owned());
+            return Ok(());
+        }
         let pair = group.pairs.entry(head.rank).or_default();
         #[cfg(test)]
         if injected_error {
@@ -203,6 +208,7 @@ impl FabricEndpoint {
             && let Some((frame, payload)) = split(body)
             && payload.len() as u64 == frame.bytes
             && pair.is_idle(head.seq, &frame)
+            && (!group.checks || check_payload(&frame, payload).is_ok())
         {
             let rank = head.rank as usize;
             match sink.target(rank, &frame) {
@@ -266,7 +272,8 @@ impl FabricEndpoint {
         items: &mut VecDeque<PendingFrame>,
         sink: &mut dyn Sink,
     ) -> bool {
-        let member = self.groups.get(&number).and_then(|g| g.members.get(rank as usize)?.as_ref());
+        let group = self.groups.get(&number).filter(|group| !group.is_corrupted(rank));
+        let member = group.and_then(|g| g.members.get(rank as usize)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return false };
         let mut moved = false;
         let mut at = 0;
@@ -279,6 +286,9 @@ impl FabricEndpoint {
                 break;
             }
             if at == 0 && item.stage == Arrival::Placed {
+                if !self.is_intact(number, rank, item) {
+                    break;
+                }
                 sink.received(rank as usize, &item.frame);
                 items.pop_front();
                 moved = true;
@@ -315,6 +325,9 @@ impl FabricEndpoint {
             (_, Target::Later) => return false,
             (Payload::Inline(_), Target::Discard) => item.stage = Arrival::Placed,
             (Payload::Inline(bytes), Target::At(at)) => {
+                if !self.has_checksum_of(number, rank, &item.frame, bytes) {
+                    return false;
+                }
                 // SAFETY: the sink guarantees room for the frame's payload, which has this length.
                 unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 item.stage = Arrival::Placed;
@@ -329,6 +342,7 @@ impl FabricEndpoint {
                 match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
                     Ok(count) => {
                         item.stage = Arrival::Transferring(count);
+                        item.offset = self.staging.offset(at, bytes);
                         if let Some(group) = self.groups.get_mut(&number) {
                             group.transfers += count;
                         }
@@ -342,4 +356,36 @@ impl FabricEndpoint {
         }
         true
     }
+
+    /// Checks a payload that was fetched. Returns false if its checksum differs.
+    fn is_intact(&mut self, number: u32, rank: u32, item: &PendingFrame) -> bool {
+        let Some(offset) = item.offset else { return true };
+        if !self.groups.get(&number).is_some_and(|group| group.checks) {
+            return true;
+        }
+        // SAFETY: the transfer has filled these bytes of the staging memory, which belong to the frame until it is
+        // delivered.
+        let payload = unsafe {
+            std::slice::from_raw_parts(self.staging.address(offset).cast_const(), item.frame.bytes as usize)
+        };
+        self.has_checksum_of(number, rank, &item.frame, payload)
+    }
+
+    /// Returns true if the frame has the checksum of its payload, or if frames of this group have no checksums.
+    fn has_checksum_of(&mut self, number: u32, rank: u32, frame: &Frame, payload: &[u8]) -> bool {
+        let Some(group) = self.groups.get_mut(&number).filter(|group| group.checks) else { return true };
+        match check_payload(frame, payload) {
+            Ok(()) => true,
+            Err(detail) => {
+                group.report_corruption(rank, detail);
+                false
+            }
+        }
+    }
+}
+
+/// Returns true if a message that begins a frame has no valid frame header.
+fn has_invalid_frame(kind: HeaderKind, body: &[u8]) -> bool {
+    let begins = matches!(kind, HeaderKind::First | HeaderKind::Offer);
+    begins && split(body).is_none_or(|(frame, _)| frame.checksum.is_none())
 }

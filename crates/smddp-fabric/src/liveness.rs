@@ -84,6 +84,11 @@ impl FabricEndpoint {
     /// Records the lost ranks of a group in `states`, by rank.
     pub(super) fn update_states(&self, number: u32, states: &mut [PeerState]) {
         let Some(group) = self.groups.get(&number) else { return };
+        for (rank, detail) in &group.corrupted {
+            if let Some(state) = states.get_mut(*rank as usize) {
+                state.corrupted.get_or_insert_with(|| detail.clone());
+            }
+        }
         for (member, state) in group.members.iter().zip(states) {
             if let Some(member) = member
                 && state.broken.is_none()

@@ -70,6 +70,8 @@ pub(crate) struct PendingFrame {
     pub(crate) frame: Frame,
     pub(crate) payload: Payload,
     pub(crate) stage: Arrival,
+    /// Offset of a fetched payload in the staging memory, in bytes.
+    pub(crate) offset: Option<usize>,
 }
 
 /// Receiving end of an ordered pair: its messages have one order; their frames are delivered class by class.
@@ -159,7 +161,7 @@ impl Pair {
             } else {
                 Payload::Inline(rest.to_vec())
             };
-            self.partial = Some(PendingFrame { seq, frame, payload, stage: Arrival::Waiting });
+            self.partial = Some(PendingFrame { seq, frame, payload, stage: Arrival::Waiting, offset: None });
         }
         let whole = |item: &mut PendingFrame| match &item.payload {
             Payload::Inline(bytes) => bytes.len() as u64 == item.frame.bytes,

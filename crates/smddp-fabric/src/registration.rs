@@ -60,6 +60,11 @@ impl RegisteredStaging {
         (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
     }
 
+    /// Returns the address of an offset from the start of the memory.
+    pub(crate) fn address(&self, offset: usize) -> *mut u8 {
+        self.base.wrapping_add(offset)
+    }
+
     /// Returns the part that contains these bytes, and registers it on all rails on first use.
     pub(crate) fn part(
         &mut self,

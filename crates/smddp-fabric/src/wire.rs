@@ -64,6 +64,12 @@ impl FabricWire {
         lock(&self.endpoint).connect(self.group, addresses)
     }
 
+    /// Requires and checks the checksum of each received frame, before the frame is delivered. Called before the peers
+    /// have this rank's address.
+    pub fn check_checksums(&mut self) {
+        lock(&self.endpoint).check_checksums(self.group);
+    }
+
     /// Declares that another mechanism detects lost processes and hosts, too. A peer that accepts no messages then counts as
     /// busy or stopped, not as lost.
     pub fn set_watched(&mut self) {

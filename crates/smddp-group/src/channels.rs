@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use smddp_base::fork;
 use smddp_base::{CallFingerprint, Mismatch};
-use smddp_net::frame::{ALL_CLASSES, Frame, Kind};
+use smddp_net::frame::{ALL_CLASSES, Frame, Kind, payload_checksum};
 use smddp_net::wire::{Payload, Ticket, Wire};
 use smddp_process::{Endpoint, StagingMemory};
 use smddp_tcp::straggler_query::StragglerQuery;
@@ -45,6 +45,8 @@ pub(crate) struct RemoteParts {
     /// Sideband of this process: it answers queries for ranks that do not drive their groups.
     pub(crate) sideband: Option<Arc<Sideband>>,
     pub(crate) liveness: Option<ProcessLiveness>,
+    /// Frames have checksums.
+    pub(crate) checksums: bool,
 }
 
 /// Progress of the wait notice in the operation in progress.
@@ -77,6 +79,8 @@ pub(crate) struct RemoteChannels {
     wait_notice: WaitNotice,
     /// Set if calls for messages have sent frames since the last flush. The wire may have queued them.
     unflushed: bool,
+    /// Frames have checksums.
+    checksums: bool,
     forks: u32,
 }
 
@@ -90,7 +94,7 @@ impl RemoteChannels {
     pub(crate) fn new(
         me: usize,
         size: usize,
-        RemoteParts { wire, sideband, liveness }: RemoteParts,
+        RemoteParts { wire, sideband, liveness, checksums }: RemoteParts,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
@@ -124,12 +128,14 @@ impl RemoteChannels {
             watched: Vec::new(),
             wait_notice: WaitNotice::default(),
             unflushed: false,
+            checksums,
             forks: fork::generation(),
         }
     }
 
     pub(crate) fn name(&self) -> String {
-        self.wire.capabilities().name.clone()
+        let checked = if self.checksums { ", with checksums" } else { "" };
+        format!("{}{checked}", self.wire.capabilities().name)
     }
 
     pub(crate) fn poll(&mut self) -> bool {
@@ -151,6 +157,12 @@ impl RemoteChannels {
     fn send_frame(&mut self, to: usize, frame: &Frame, payload: Payload) {
         self.state.peers[to].contacted = true;
         self.state.peers[to].classes |= 1 << frame.class();
+        let with_checksum;
+        let mut frame = frame;
+        if self.checksums && frame.checksum.is_none() {
+            with_checksum = Frame { checksum: Some(checksum(frame, payload)), ..*frame };
+            frame = &with_checksum;
+        }
         // SAFETY: a slot belongs to a region that is kept until the ticket returns. The input of a call or message is kept until its
         // ticket returns or `release_user_buffers` runs. A copied payload is valid during this call.
         unsafe { self.wire.send(to, frame, payload) };
@@ -201,7 +213,7 @@ impl RemoteChannels {
     fn send_to_readers(&mut self, out: usize, index: u64, payload: *const u8, bytes: usize) {
         let (state, o) = (&self.state, &self.state.layout.sends[out]);
         let slot = index % o.slots;
-        let frame = Frame {
+        let mut frame = Frame {
             channel: o.channel as u32,
             index,
             bytes: bytes as u64,
@@ -211,6 +223,10 @@ impl RemoteChannels {
             ..Frame::new(Kind::Data, state.seq)
         };
         let ticket = (out as u64) << 32 | slot;
+        // Once for all readers.
+        if self.checksums {
+            frame.checksum = Some(checksum(&frame, Payload::Borrowed { at: payload, ticket }));
+        }
         let (readers, busy_index) = (o.readers.len(), o.first_slot + slot as usize);
         self.state.in_flight += readers as u64;
         self.state.bytes_sent += (bytes * readers) as u64;
@@ -363,6 +379,17 @@ impl RemoteChannels {
             any = true;
         }
         any
+    }
+}
+
+/// Returns the checksum of a payload to send.
+fn checksum(frame: &Frame, payload: Payload) -> u32 {
+    match payload {
+        Payload::Borrowed { at, .. } | Payload::Copied { at } if frame.bytes > 0 => {
+            // SAFETY: a payload to send has `frame.bytes` readable bytes that do not change.
+            payload_checksum(unsafe { std::slice::from_raw_parts(at, frame.bytes as usize) })
+        }
+        _ => payload_checksum(&[]),
     }
 }
 

@@ -14,6 +14,8 @@ pub struct RankFacts {
     pub liveness: Liveness,
     /// Report with which the rank aborted the group.
     pub abort: Option<AbortReport>,
+    /// Data from the rank changed in transit to this rank: a description of the data and of the difference.
+    pub corrupted: Option<Arc<str>>,
     /// True if the rank has begun the observed operation or a later one; `None`: unknown.
     pub arrived: Option<bool>,
     /// Ranks of this node only: the rank has completed the observed operation.
@@ -110,10 +112,13 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Returns true if a rank is lost, unreachable, has left or aborted the group, or made a different call.
+    /// Returns true if a rank is lost, unreachable, has left or aborted the group, made a different call, or sent
+    /// corrupted data.
     #[must_use]
     pub fn has_faults(&self) -> bool {
-        let is_faulty = |rank: &RankFacts| rank.liveness != Liveness::Alive || rank.abort.is_some();
+        let is_faulty = |rank: &RankFacts| {
+            rank.liveness != Liveness::Alive || rank.abort.is_some() || rank.corrupted.is_some()
+        };
         !self.mismatches.is_empty() || self.ranks.iter().any(is_faulty)
     }
 

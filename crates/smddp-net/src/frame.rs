@@ -1,4 +1,13 @@
 //! Header of every payload between nodes: 64 bytes, little endian.
+//!
+//! ```text
+//! magic (u32) | kind (u32) | channel (u32) | 0 (u32) | seq | index | bytes | what | count | total
+//! ```
+//!
+//! With `SMDDP_AUDIT=wire`, the CRC32C of the header's other bytes replaces the magic number, and the CRC32C of the
+//! payload follows the channel.
+
+use crc32c::{crc32c, crc32c_append};
 
 /// Size of an encoded header, in bytes.
 pub const HEADER: usize = 64;
@@ -71,10 +80,14 @@ pub struct Frame {
     pub count: u64,
     /// Bytes of all payloads of the channel or message.
     pub total: u64,
+    /// CRC32C of the payload, if the group's frames have checksums.
+    pub checksum: Option<u32>,
 }
 
 /// Magic number and version. They detect a stream that is not at a frame boundary.
 const MAGIC: u32 = 0x5d0d_0001;
+/// Size of the magic number, or of the header's checksum, in bytes.
+const CHECK: usize = 4;
 
 /// Number of frame classes between two ranks.
 pub const CLASSES: usize = 2;
@@ -109,7 +122,7 @@ impl Frame {
 
     /// Returns a frame without payload whose other fields are zero.
     pub const fn new(kind: Kind, seq: u64) -> Self {
-        Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0 }
+        Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0, checksum: None }
     }
 
     /// Encodes the header.
@@ -117,7 +130,7 @@ impl Frame {
         let mut out = [0; HEADER];
         let fields = [
             u64::from(MAGIC) | (self.kind as u64) << 32,
-            u64::from(self.channel),
+            u64::from(self.channel) | u64::from(self.checksum.unwrap_or(0)) << 32,
             self.seq,
             self.index,
             self.bytes,
@@ -128,30 +141,69 @@ impl Frame {
         for (chunk, field) in out.chunks_exact_mut(8).zip(fields) {
             chunk.copy_from_slice(&field.to_le_bytes());
         }
+        if self.checksum.is_some() {
+            let check = header_checksum(&out);
+            out[..CHECK].copy_from_slice(&check.to_le_bytes());
+        }
         out
     }
 
-    /// Returns `None` for an invalid header.
-    pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+    /// Decodes a header with the magic number, or with a valid checksum. Returns `None` for an invalid header.
+    pub fn decode(encoded: &[u8; HEADER]) -> Option<Self> {
         let mut fields = [0; HEADER / 8];
-        for (field, chunk) in fields.iter_mut().zip(bytes.chunks_exact(8)) {
+        for (field, chunk) in fields.iter_mut().zip(encoded.chunks_exact(8)) {
             let mut eight = [0; 8];
             eight.copy_from_slice(chunk);
             *field = u64::from_le_bytes(eight);
         }
         let [first, channel, seq, index, bytes, what, count, total] = fields;
         let kind = Kind::ALL.into_iter().find(|&k| k as u64 == first >> 32)?;
-        (first as u32 == MAGIC).then_some(Self {
-            kind,
-            channel: u32::try_from(channel).ok()?,
-            seq,
-            index,
-            bytes,
-            what,
-            count,
-            total,
-        })
+        let checksum = match first as u32 {
+            MAGIC if channel >> 32 == 0 => None,
+            check if check == header_checksum(encoded) => Some((channel >> 32) as u32),
+            _ => return None,
+        };
+        Some(Self { kind, channel: channel as u32, seq, index, bytes, what, count, total, checksum })
     }
+
+    /// Returns a description of the frame's content for errors about its checksum.
+    pub fn content(&self) -> String {
+        match self.kind {
+            Kind::Data => format!("message {} of channel {} of call #{}", self.index, self.channel, self.seq),
+            Kind::Fragment => format!("fragment {} of message #{}", self.index, self.seq),
+            kind => format!("frame of kind {kind:?}"),
+        }
+    }
+}
+
+/// Returns the CRC32C of a header without its first [`CHECK`] bytes. The magic number comes first, so that a header of
+/// zeros is invalid.
+fn header_checksum(header: &[u8; HEADER]) -> u32 {
+    crc32c_append(crc32c(&MAGIC.to_le_bytes()), &header[CHECK..])
+}
+
+/// Returns the checksum of a payload.
+pub fn payload_checksum(payload: &[u8]) -> u32 {
+    crc32c(payload)
+}
+
+/// Description of a received frame whose header has no valid checksum.
+pub const CORRUPTED_HEADER: &str = "a frame header without a valid CRC32C";
+
+/// Checks the payload of a received frame. The error describes the difference.
+///
+/// # Errors
+/// The frame has no checksum, or the payload's checksum differs from it.
+pub fn check_payload(frame: &Frame, payload: &[u8]) -> Result<(), String> {
+    let Some(expected) = frame.checksum else { return Err(CORRUPTED_HEADER.to_owned()) };
+    let found = payload_checksum(payload);
+    if found == expected {
+        return Ok(());
+    }
+    let (bytes, content) = (frame.bytes, frame.content());
+    Err(format!(
+        "{bytes} bytes, {content}: CRC32C {expected:#010x} at the sender, {found:#010x} at the receiver"
+    ))
 }
 
 #[cfg(test)]
@@ -161,18 +213,47 @@ mod tests {
     #[test]
     fn decoding_an_encoded_frame_returns_it() {
         for kind in Kind::ALL {
-            let frame = Frame {
-                kind,
-                channel: 7,
-                seq: u64::MAX,
-                index: 3,
-                bytes: 1 << 40,
-                what: 5,
-                count: 6,
-                total: 9,
-            };
-            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            for checksum in [None, Some(0), Some(u32::MAX)] {
+                let frame = sample(kind, checksum);
+                assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            }
         }
         assert_eq!(Frame::decode(&[0; HEADER]), None);
+    }
+
+    fn sample(kind: Kind, checksum: Option<u32>) -> Frame {
+        Frame {
+            kind,
+            channel: 7,
+            seq: u64::MAX,
+            index: 3,
+            bytes: 1 << 40,
+            what: 5,
+            count: 6,
+            total: 9,
+            checksum,
+        }
+    }
+
+    #[test]
+    fn header_with_any_one_or_two_changed_bits_is_invalid_with_a_checksum() {
+        let header = sample(Kind::Data, Some(0x1234_5678)).encode();
+        let flipped = |bits: &[usize]| {
+            let mut changed = header;
+            bits.iter().for_each(|bit| changed[bit / 8] ^= 1 << (bit % 8));
+            changed
+        };
+        for first in 0..8 * HEADER {
+            assert_eq!(Frame::decode(&flipped(&[first])), None, "bit {first}");
+            for second in 0..first {
+                assert_eq!(Frame::decode(&flipped(&[first, second])), None, "bits {first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn checksum_is_crc32c() {
+        // Check value of CRC-32/ISCSI in the catalogue of parametrised CRC algorithms.
+        assert_eq!((payload_checksum(b"123456789"), payload_checksum(&[])), (0xe306_9283, 0));
     }
 }

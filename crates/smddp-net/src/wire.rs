@@ -92,6 +92,9 @@ pub struct PeerState {
     pub broken: Option<String>,
     /// Local error because of which this process cannot reach the peer. The peer may be alive.
     pub local_error: Option<String>,
+    /// A received frame has a wrong checksum: its description. Set only by a wire that checks them, which then delivers
+    /// no later frame of that connection.
+    pub corrupted: Option<String>,
     /// Classes that have a connection with the peer, whichever rank opened it. Empty on a wire without connections.
     pub connected: Classes,
     /// A connection for frames to the peer is not established yet.

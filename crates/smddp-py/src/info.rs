@@ -46,6 +46,7 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         "between_nodes",
         config.between_nodes().unwrap_or_else(|reason| format!("nothing: {reason}")),
     )?;
+    found.set_item("audit", config.audit.describe())?;
     found.set_item("interfaces", smddp_core::interfaces())?;
     found.set_item("staging_cap", config.staging)?;
     let (_, resident, reserve) = Endpoint::existing().map_or((0, 0, 0), |e| e.staging());

@@ -302,6 +302,11 @@ impl Connection {
         self.reader.relocate(moved);
     }
 
+    /// Implements `TcpWire::check_checksums`.
+    pub(super) fn check_checksums(&mut self) {
+        self.reader.check_checksums();
+    }
+
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match (&self.link, &mut self.seal) {
             (Link::Open(socket), None) => self.reader.poll(&mut &**socket, self.peer, sink),

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut, Read};
 
-use smddp_net::frame::{Frame, HEADER, Kind};
+use smddp_net::frame::{CORRUPTED_HEADER, Frame, HEADER, Kind, check_payload};
 use smddp_net::wire::{Sink, Target};
 
 /// Size of the receive buffer, in bytes.
@@ -17,6 +17,8 @@ enum Reading {
     AwaitingTarget(Frame),
     /// Target of the payload (`None`: it is discarded) and number of its bytes that were received.
     Payload(Frame, Option<*mut u8>, usize),
+    /// A checksum differs: the reader delivers nothing more.
+    Corrupted,
 }
 
 /// Frame decoder of one connection.
@@ -26,6 +28,8 @@ pub(super) struct Reader {
     start: usize,
     end: usize,
     state: Reading,
+    /// Every frame has a checksum, which is checked before the frame is delivered.
+    checks: bool,
 }
 
 // SAFETY: the address in `Reading::Payload` is memory that the sink provided for this frame. Only the owner of the
@@ -38,16 +42,23 @@ pub(super) enum ReadOutcome {
     Nothing,
     /// The stream ended or failed, with the reason.
     Ended(String),
+    /// A checksum differs; with a description of the data.
+    Corrupted(String),
 }
 
 impl Reader {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: Reading::Header }
+        Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: Reading::Header, checks: false }
     }
 
-    /// Returns true if the reader waits for the sink, not for the peer.
+    /// Implements `TcpWire::check_checksums`.
+    pub(super) fn check_checksums(&mut self) {
+        self.checks = true;
+    }
+
+    /// Returns true if the reader does not wait for the peer: it waits for the sink, or has found corrupted data.
     pub(super) fn blocked(&self) -> bool {
-        matches!(self.state, Reading::AwaitingTarget(_))
+        matches!(self.state, Reading::AwaitingTarget(_) | Reading::Corrupted)
     }
 
     /// Discards the rest of a payload for user memory, which its owner may reuse from now on.
@@ -75,7 +86,7 @@ impl Reader {
         loop {
             match self.deliver(peer, sink) {
                 Ok(delivered) => moved |= delivered,
-                Err(reason) => return ReadOutcome::Ended(reason),
+                Err(outcome) => return outcome,
             }
             if self.blocked() || read >= MAX_READ_PER_POLL {
                 break;
@@ -88,7 +99,7 @@ impl Reader {
                         // The socket is empty, so skip another system call.
                         return match self.deliver(peer, sink) {
                             Ok(_) => ReadOutcome::Moved,
-                            Err(reason) => ReadOutcome::Ended(reason),
+                            Err(outcome) => outcome,
                         };
                     }
                 }
@@ -96,6 +107,10 @@ impl Reader {
                     break;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A record of an encrypted connection was changed.
+                Err(e) if self.checks && e.kind() == io::ErrorKind::InvalidData => {
+                    return self.corrupted(e.to_string());
+                }
                 Err(e) => return ReadOutcome::Ended(e.to_string()),
             }
         }
@@ -129,8 +144,28 @@ impl Reader {
         Ok((n, self.end == BUFFER))
     }
 
+    /// Checks a complete payload. A discarded one is not checked.
+    #[inline(never)]
+    fn check(&mut self, frame: &Frame, address: Option<*mut u8>) -> Result<(), ReadOutcome> {
+        let payload = match address {
+            // SAFETY: as in `fill`; all bytes of the payload are written.
+            Some(address) if frame.bytes > 0 => unsafe {
+                std::slice::from_raw_parts(address.cast_const(), frame.bytes as usize)
+            },
+            _ if frame.bytes > 0 => return Ok(()),
+            _ => &[],
+        };
+        check_payload(frame, payload).map_err(|detail| self.corrupted(detail))
+    }
+
+    /// Stops the reader at corrupted data.
+    fn corrupted(&mut self, detail: String) -> ReadOutcome {
+        self.state = Reading::Corrupted;
+        ReadOutcome::Corrupted(detail)
+    }
+
     /// Decodes frames from the buffer. Returns true if there was progress.
-    fn deliver(&mut self, peer: usize, sink: &mut dyn Sink) -> Result<bool, String> {
+    fn deliver(&mut self, peer: usize, sink: &mut dyn Sink) -> Result<bool, ReadOutcome> {
         let mut moved = false;
         loop {
             match self.state {
@@ -138,7 +173,11 @@ impl Reader {
                     let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER>() else {
                         return Ok(moved);
                     };
-                    let frame = Frame::decode(header).ok_or("it sent an invalid frame header")?;
+                    let frame = match Frame::decode(header) {
+                        Some(frame) if !self.checks || frame.checksum.is_some() => frame,
+                        _ if self.checks => return Err(self.corrupted(CORRUPTED_HEADER.to_owned())),
+                        _ => return Err(ReadOutcome::Ended("it sent an invalid frame header".to_owned())),
+                    };
                     self.start += HEADER;
                     self.state = Reading::AwaitingTarget(frame);
                 }
@@ -166,10 +205,14 @@ impl Reader {
                     if read_bytes + chunk < frame.bytes as usize {
                         return Ok(moved | (chunk > 0));
                     }
+                    if self.checks {
+                        self.check(&frame, address)?;
+                    }
                     self.state = Reading::Header;
                     sink.received(peer, &frame);
                     moved = true;
                 }
+                Reading::Corrupted => return Ok(moved),
             }
         }
     }
@@ -177,6 +220,7 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use smddp_net::frame::payload_checksum;
     use smddp_net::wire::Ticket;
 
     use super::*;
@@ -218,6 +262,65 @@ mod tests {
             reader.poll(&mut Bytes(rest), 0, &mut sink);
             assert_eq!(sink.1, 1, "the frame itself is delivered");
             assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2, "{kind:?}");
+        }
+    }
+
+    /// Two frames with payloads, and a bit to flip.
+    fn flip_cases() -> impl Iterator<Item = (Vec<u8>, usize)> {
+        let mut state = 1u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        (0..10_000).map(move |round| {
+            let bytes = 1 + random() % 3000;
+            let payload: Vec<u8> = (0..bytes).map(|_| random() as u8).collect();
+            let frame = Frame {
+                bytes: bytes as u64,
+                checksum: Some(payload_checksum(&payload)),
+                ..Frame::new(Kind::Data, round)
+            };
+            let stream = [&frame.encode()[..], &payload].concat();
+            // Header, checksum of the payload, checksum of the header, payload, last byte.
+            let byte = match round % 5 {
+                0 => random() % HEADER,
+                1 => 12 + random() % 4,
+                2 => random() % 4,
+                3 => HEADER + random() % bytes,
+                _ => stream.len() - 1,
+            };
+            (stream, 8 * byte + random() % 8)
+        })
+    }
+
+    #[test]
+    fn each_of_10_000_flipped_bits_is_found_and_the_frame_is_not_delivered() {
+        let mut memory = vec![0u8; 4000];
+        for (mut stream, bit) in flip_cases() {
+            let (mut reader, mut sink) = (Reader::new(), OneTarget(memory.as_mut_ptr(), 0));
+            reader.check_checksums();
+            let outcome = reader.poll(&mut Bytes(&stream), 0, &mut sink);
+            assert!(matches!(outcome, ReadOutcome::Moved) && sink.1 == 1, "the unchanged frame");
+            stream[bit / 8] ^= 1 << (bit % 8);
+            // In two parts, as a socket may return it.
+            let (first, rest) = stream.split_at(stream.len() / 3);
+            let mut reader = Reader::new();
+            reader.check_checksums();
+            let outcomes = [first, rest].map(|part| reader.poll(&mut Bytes(part), 0, &mut sink));
+            let found = outcomes.iter().any(|outcome| matches!(outcome, ReadOutcome::Corrupted(_)));
+            assert!(found && sink.1 == 1 && reader.blocked(), "bit {bit} of {} bytes", stream.len());
+        }
+    }
+
+    #[test]
+    fn frame_without_a_checksum_is_corrupted_where_frames_have_one() {
+        let stream = Frame::new(Kind::Credit, 0).encode();
+        for checks in [false, true] {
+            let (mut reader, mut sink) = (Reader::new(), OneTarget(std::ptr::null_mut(), 0));
+            reader.checks = checks;
+            let outcome = reader.poll(&mut Bytes(&stream), 0, &mut sink);
+            assert_eq!(matches!(outcome, ReadOutcome::Corrupted(_)), checks);
+            assert_eq!(sink.1, u32::from(!checks));
         }
     }
 }

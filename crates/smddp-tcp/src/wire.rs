@@ -58,6 +58,8 @@ pub struct TcpWire {
     sent_tickets: Vec<Ticket>,
     host_liveness: HostLiveness,
     send_closed: bool,
+    /// Every frame has a checksum.
+    checks: bool,
     polls: u32,
     /// Size of the kernel's send buffer to request, for paths with a large bandwidth-delay product.
     send_buffer: Option<usize>,
@@ -105,9 +107,16 @@ impl TcpWire {
             sent_tickets: Vec::new(),
             host_liveness: HostLiveness::new(limits),
             send_closed: false,
+            checks: false,
             polls: 0,
             send_buffer: None,
         })
+    }
+
+    /// Requires and checks the checksum of each received frame, before the frame is delivered. Called before the first
+    /// frame.
+    pub fn check_checksums(&mut self) {
+        self.checks = true;
     }
 
     /// Marks the connections with received data, if one epoll call costs less than trying each. Returns true if it did.
@@ -231,6 +240,11 @@ impl Wire for TcpWire {
                 ReadOutcome::Nothing => {}
                 ReadOutcome::Ended(reason) => {
                     self.end(at, reason);
+                    moved = true;
+                }
+                // The connection still sends this rank's report.
+                ReadOutcome::Corrupted(detail) => {
+                    self.states[peer].corrupted.get_or_insert(detail);
                     moved = true;
                 }
             }

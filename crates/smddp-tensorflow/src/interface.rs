@@ -22,6 +22,7 @@ pub(crate) enum Code {
     DeadlineExceeded = 4,
     FailedPrecondition = 9,
     Internal = 13,
+    DataLoss = 15,
 }
 
 /// Libraries that may contain the functions, newest layout last.

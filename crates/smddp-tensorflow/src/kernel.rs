@@ -37,6 +37,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (code, name) = match &error {
             Error::Invalid(_) | Error::Config(_) => (Code::InvalidArgument, "ValueError"),
+            Error::Corrupted { .. } => (Code::DataLoss, "smddp.CorruptionError"),
             Error::Mismatch { .. } => (Code::InvalidArgument, "smddp.MismatchError"),
             Error::Timeout { .. } => (Code::DeadlineExceeded, "smddp.CollectiveTimeoutError"),
             // Not Unavailable: TensorFlow converts that to Internal inside of functions only.

@@ -47,8 +47,8 @@ class Communicator(Arrays):
     Made by `smddp.init`, `from_env` and `split`. Any thread may call; all ranks make the same collectives in the same
     order. Counts are elements, times are seconds. The calls themselves (`all_reduce`, `all_gather`, `send`, ...) are
     documented at `smddp._core.Arrays`. They raise ValueError and TypeError for bad arguments before anything moves, and
-    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError` and `ClosedError` with the ranks that these are
-    about in `error.ranks`.
+    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError`, `CorruptionError` and `ClosedError` with the ranks
+    that these are about in `error.ranks`.
     """
 
     communicator: Comm

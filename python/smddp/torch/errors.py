@@ -45,6 +45,10 @@ class PeerLostError(_Ranks, _core.PeerLostError, DistBackendError):
     """A rank of the group died."""
 
 
+class CorruptionError(_Ranks, _core.CorruptionError, DistBackendError):
+    """Data changed between two ranks, or the results of ranks differ (`SMDDP_AUDIT`)."""
+
+
 class ClosedError(_Ranks, _core.ClosedError, DistBackendError):
     """The group was destroyed or aborted."""
 
@@ -55,7 +59,15 @@ class TopologyError(_Ranks, _core.TopologyError, DistBackendError):
 
 _DRESSED = {
     getattr(_core, cls.__name__): cls
-    for cls in (Error, CollectiveTimeoutError, MismatchError, PeerLostError, ClosedError, TopologyError)
+    for cls in (
+        Error,
+        CollectiveTimeoutError,
+        MismatchError,
+        PeerLostError,
+        CorruptionError,
+        ClosedError,
+        TopologyError,
+    )
 }
 
 
@@ -70,7 +82,7 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
         return error
     if dressed is PeerLostError:
         first_cause.record_peer_failure()
-    if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError):
+    if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError, CorruptionError):
         flight_recorder.failed()
     made = dressed(f"{error}{rank_note(ranks)}{hint(str(error))}")
     about = getattr(error, "ranks", ())

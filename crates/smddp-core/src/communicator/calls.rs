@@ -101,18 +101,24 @@ impl Communicator {
                 engine.fail_group(error);
             }
             state.submitted.fetch_add(1, Ordering::Relaxed);
+            let comparison = state.config.audit.results.and_then(|_| engine.comparison_of(number));
             let until = Until::Over(number);
             let mut outcome = engine.outcome_of(&until);
             if outcome.is_none() && fast {
                 outcome = engine.poll_briefly(&until);
             }
-            if let Some(outcome) = outcome {
+            if comparison.is_none()
+                && let Some(outcome) = outcome
+            {
                 return outcome;
             }
             let mut held = Some(engine);
             outside(&mut || {
                 if let Some(engine) = held.take() {
                     outcome = Some(state.run_to_completion(engine, number));
+                }
+                if let (Some(Ok(())), Some(comparison)) = (&outcome, &comparison) {
+                    outcome = Some(state.wait_for_comparison(comparison));
                 }
             });
             // The buffers are in use until the operation is over, even if `outside` did not call its closure.

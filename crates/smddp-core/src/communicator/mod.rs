@@ -54,7 +54,22 @@ pub struct Communicator(Arc<SharedState>);
 
 impl Communicator {
     /// Creates a communicator over a group; `nodes[r]` is the node of rank `r`.
-    pub fn from_group(mut group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+    pub fn from_group(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+        let config = Config::get().unwrap_or_else(|_| {
+            static FALLBACK: OnceLock<Config> = OnceLock::new();
+            FALLBACK.get_or_init(Config::default)
+        });
+        Self::with_config(group, nodes, name, timeout, config)
+    }
+
+    /// Creates a communicator with these settings.
+    pub(crate) fn with_config(
+        mut group: Group,
+        nodes: &[usize],
+        name: &str,
+        timeout: Duration,
+        config: &'static Config,
+    ) -> Self {
         let info = group.info().clone();
         let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
         let topology = Topology::from_labels(nodes);
@@ -63,10 +78,6 @@ impl Communicator {
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
         let facts = GroupFacts { rank, topology, inline_bytes, routes, assumed, network, canonical };
         let (sleeper, shared_page) = (info.doorbell.clone(), info.shared_page.clone());
-        let config = Config::get().unwrap_or_else(|_| {
-            static FALLBACK: OnceLock<Config> = OnceLock::new();
-            FALLBACK.get_or_init(Config::default)
-        });
         let counters = Arc::new(PathCounters::default());
         let peers = group.health().status_peers();
         let members = Members { id: info.id, names: info.names.clone(), peers };
@@ -98,6 +109,7 @@ impl Communicator {
             spin_policy: SpinPolicy::new(config.spin, !network_path.is_empty()),
             network_path,
             config,
+            audit_plan: OnceLock::new(),
         }));
         comm.set_timeout(timeout);
         let mut open = lock(OPEN_GROUPS.get());

@@ -1,5 +1,6 @@
 //! The table of all settings, and the only reader of the environment.
 
+pub mod audit;
 pub mod cores;
 mod deprecated;
 pub mod files;
@@ -19,6 +20,7 @@ use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Settings};
 use smddp_process::SingleCopy;
 
+use self::audit::Audit;
 use self::deprecated::Translated;
 pub use self::deprecated::{DEPRECATED, DeprecatedSetting};
 pub use self::network::NetworkSource;
@@ -172,6 +174,10 @@ settings! {
     /// 1: encrypt and authenticate all data between nodes over tcp. An error with libfabric, which does not support
     /// it (docs/security.md)
     SMDDP_ENCRYPT = "0", shared, encrypts: bool = named;
+    /// checks for corrupted data: wire (a CRC32C of each frame between nodes), results or results:N (the ranks compare a
+    /// digest of the result of every N-th all_reduce, 100 by default), or both: wire,results:50. Empty: none
+    /// (docs/reliability.md)
+    SMDDP_AUDIT = "", shared, audit: Audit = Audit::parse;
     /// device memory within a node: auto (by reference if all devices of the group can access each other), ipc (by
     /// reference, or an error), host (always through pinned memory)
     SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;

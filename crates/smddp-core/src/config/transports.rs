@@ -76,6 +76,7 @@ impl Config {
             peer_timeout: self.peer_timeout,
             inter_node: self.transport.inter_node,
             encrypts: self.encrypts,
+            checksums: self.audit.wire,
             library: self.library.clone(),
             provider: self.transport.provider.clone(),
             separate_endpoint: false,
@@ -89,6 +90,11 @@ impl Config {
     /// The reason, as text: `SMDDP_TRANSPORT=shm`, no usable network interface, or no suitable libfabric
     /// provider.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
+        let checked = if self.audit.wire { ", with checksums" } else { "" };
+        self.path_between_nodes().map(|path| format!("{path}{checked}"))
+    }
+
+    fn path_between_nodes(&self) -> std::result::Result<String, String> {
         match self.transport.inter_node {
             InterNode::Nothing => Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
             InterNode::Fabric => self.fabric_description(),

@@ -8,6 +8,7 @@ use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats};
 use smddp_process::SingleCopy;
 
+use crate::config::audit::Audit;
 use crate::config::{NetworkSource, TransportChoice, files};
 use crate::log::Level;
 
@@ -232,6 +233,7 @@ to_setting! {
     /// The content of the table: a file name does not identify it.
     Table: |table| table.to_string();
     Formats: |formats| formats.to_string();
+    Audit: |audit| audit.to_string();
     TransportChoice: |choice| choice.to_string();
     NetworkSource: |source| match source {
         NetworkSource::Measured => "measure".to_owned(),
@@ -268,6 +270,7 @@ mod tests {
             ("SMDDP_TRANSPORT", "efa", "fabric"),
             ("SMDDP_NETWORK", "measure", ""),
             ("SMDDP_SOCKET_FAMILY", "AF_INET", "af_inet"),
+            ("SMDDP_AUDIT", "wire,results", "RESULTS:100, wire"),
         ] {
             assert_eq!(with(&[(name, one)]), with(&[(name, other)]), "{name}={one:?} and {other:?}");
         }
@@ -291,6 +294,8 @@ mod tests {
             ("SMDDP_TRANSPORT", "auto:efa-direct"),
             ("SMDDP_SOCKET_FAMILY", "AF_INET6"),
             ("SMDDP_ENCRYPT", "1"),
+            ("SMDDP_AUDIT", "wire"),
+            ("SMDDP_AUDIT", "results:7"),
             ("SMDDP_CUDA_PATH", "host"),
         ] {
             let (usual, other) = (with(&[]), with(&[(name, value)]));
@@ -298,6 +303,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 11, "a shared setting is missing in the list above");
+        assert_eq!(with(&[]).len(), 12, "a shared setting is missing in the list above");
     }
 }

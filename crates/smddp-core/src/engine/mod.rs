@@ -1,6 +1,7 @@
 //! The engine of a group: starts operations in order, advances them and completes them. One thread at a time owns
 //! it.
 
+pub(crate) mod audit;
 mod check;
 mod detach;
 pub(crate) mod fail;
@@ -14,6 +15,7 @@ pub(crate) mod progress_thread;
 mod query_test;
 #[cfg(any(test, feature = "record"))]
 mod record;
+mod result_comparison;
 pub(crate) mod shared;
 pub(crate) mod wait_limit;
 pub(crate) mod wait_plan;
@@ -73,6 +75,8 @@ pub(crate) struct Engine {
     pub(crate) next: u64,
     /// Number of completed collectives.
     pub(crate) finished: u64,
+    /// Number of collectives whose results the ranks could compare.
+    audited: u64,
     pub(crate) call_log: CallLog,
     counters: Arc<PathCounters>,
     recorder: Arc<Recorder>,
@@ -114,6 +118,9 @@ pub(crate) struct Engine {
     is_traced: bool,
     /// Set by the progress thread: it polls this group, which waits for devices only (see [`Self::only_devices`]).
     pub(crate) device_only: bool,
+    /// Bit of the next compared result that a test flips.
+    #[cfg(test)]
+    pub(crate) flipped_bit: Option<usize>,
 }
 
 impl Engine {
@@ -133,6 +140,9 @@ impl Engine {
             messages,
             next: 0,
             finished: 0,
+            audited: 0,
+            #[cfg(test)]
+            flipped_bit: None,
             call_log: CallLog::default(),
             counters,
             recorder,
@@ -186,9 +196,9 @@ impl Engine {
         let now = ticks();
         self.record_start(&op, now);
         let (seq, mine) = (op.seq, op.bound.fingerprint);
-        self.queue.push_back(op);
+        self.push(op);
         match progress {
-            Ok(Progress::Done) => self.complete_first(now),
+            Ok(Progress::Done) => self.complete_first(now)?,
             Ok(_) => {}
             Err(mismatch) => self.on_mismatch(seq, mine, mismatch)?,
         }
@@ -203,9 +213,24 @@ impl Engine {
         self.recorder.submitted(op.seq, op.bound.fingerprint, op.bound.bytes, now, self.queue.is_empty());
     }
 
+    /// Appends a collective to the queue, and the comparison of its result if that is due.
+    fn push(&mut self, op: Box<Operation>) {
+        let comparison = if op.audit.is_some() { self.due_comparison(&op) } else { None };
+        self.queue.push_back(op);
+        if let Some(comparison) = comparison {
+            self.enqueue(comparison);
+        }
+    }
+
     /// Completes the first collective of the queue.
-    fn complete_first(&mut self, now: u64) {
-        let Some(op) = self.queue.pop_front() else { return };
+    fn complete_first(&mut self, now: u64) -> Result<(), Error> {
+        let Some(mut op) = self.queue.pop_front() else { return Ok(()) };
+        if op.audit.is_some()
+            && let Err(error) = self.audit_completed(&mut op)
+        {
+            self.queue.push_front(op);
+            return Err(error);
+        }
         self.finished = op.seq + 1;
         let (bytes, internode_bytes) = (op.bound.bytes as u64, op.execution.internode_bytes);
         self.counters.add(op.collective, op.bound.variant(), bytes, internode_bytes);
@@ -215,6 +240,7 @@ impl Engine {
             log::say(Level::Trace, &format!("{operation} on group `{}` ends", self.name));
         }
         self.complete(op);
+        Ok(())
     }
 
     /// Assigns a sequence number to a collective and appends it to the queue.
@@ -230,7 +256,7 @@ impl Engine {
             );
         }
         self.next += 1;
-        self.queue.push_back(op);
+        self.push(op);
     }
 
     pub(crate) fn apply(&mut self, command: Command) {
@@ -329,7 +355,7 @@ impl Engine {
             match outcome {
                 Ok(Progress::Done) => {
                     moved = true;
-                    self.complete_first(ticks());
+                    self.complete_first(ticks())?;
                 }
                 Ok(Progress::Moved) => {
                     moved = true;

@@ -10,6 +10,7 @@ use crate::call::fingerprint;
 use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
+use crate::engine::audit::Audit;
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::Execution;
 use crate::failure::pending::PendingCall;
@@ -73,6 +74,8 @@ pub(crate) struct Operation {
     pub(crate) shape: Option<CallShape>,
     /// State on a device, if the buffers are in device memory.
     pub(crate) device: Option<Box<DeviceOp>>,
+    /// Part in the comparison of results.
+    pub(crate) audit: Option<Audit>,
 }
 
 impl Operation {
@@ -92,6 +95,7 @@ impl Operation {
             work: None,
             shape: None,
             device: None,
+            audit: None,
         }
     }
 

@@ -98,6 +98,7 @@ impl SharedState {
     ) -> Result<()> {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
+        op.audit = self.audit_of(call.collective, device.is_some())?;
         op.collective = call.collective;
         op.shape = None;
         op.scratch.clear();

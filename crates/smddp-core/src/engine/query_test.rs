@@ -58,7 +58,7 @@ fn failure_of_the_group_ends_its_query() {
 #[test]
 fn completion_of_the_operation_ends_its_query() {
     while_querying(|comm, mut engine, now| {
-        engine.complete_first(0);
+        engine.complete_first(0).unwrap();
         assert!(!engine.has_calls());
         drop(engine);
         let mut engine = comm.state().own();
@@ -74,7 +74,7 @@ fn completion_of_the_operation_ends_its_query() {
 #[test]
 fn close_after_the_completion_ends_the_check() {
     while_querying(|comm, mut engine, now| {
-        engine.complete_first(0);
+        engine.complete_first(0).unwrap();
         engine.close(&Error::Closed { group: "test".to_owned(), reason: DESTROYED.to_owned() }, now);
         assert!(engine.has_failed());
         // The close sends the last frames, in phases of the engine.

@@ -11,6 +11,7 @@ use smddp_shm::SharedPage;
 use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;
 use crate::device::DeviceSiteHandle;
+use crate::engine::audit::AuditPlan;
 use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
@@ -62,6 +63,8 @@ pub(crate) struct SharedState {
     pub(crate) forks: u32,
     pub(crate) spin_policy: SpinPolicy,
     pub(crate) config: &'static Config,
+    /// Comparison of results, once a result is to be compared.
+    pub(crate) audit_plan: OnceLock<Arc<AuditPlan>>,
 }
 
 impl SharedState {

@@ -312,6 +312,12 @@ impl SharedState {
         self.wait_within(until, &mut limit, false)
     }
 
+    /// Waits until the ranks have compared a result.
+    pub(crate) fn wait_for_comparison(self: &Arc<Self>, comparison: &Completion) -> Result<()> {
+        self.wait_until(&Until::Work(comparison, None), None)?;
+        comparison.outcome().map_err(|error| self.report(&error))
+    }
+
     /// Implements [`Self::wait_until`]. `unregistered`: this thread has released the engine without registering
     /// pending work.
     fn wait_within(

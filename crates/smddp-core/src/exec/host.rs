@@ -78,6 +78,26 @@ pub(crate) fn copy_input(execution: &mut Execution) {
     }
 }
 
+/// Returns the output of a completed call whose output is one flat buffer.
+pub(crate) fn flat_output<'a>(bound: &BoundCall, execution: &'a Execution) -> &'a [u8] {
+    let at = execution.bases[Buffer::Out as usize];
+    if bound.bytes == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's output of `bound.bytes` bytes is valid until the operation is over, and nothing writes to it
+    // after the last step.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), bound.bytes) }
+}
+
+/// Flips a bit of the output.
+#[cfg(test)]
+pub(crate) fn flip_output_bit(bound: &BoundCall, execution: &Execution, bit: usize) {
+    assert!(bit < 8 * bound.bytes);
+    let at = std::ptr::with_exposed_provenance_mut::<u8>(execution.bases[Buffer::Out as usize] + bit / 8);
+    // SAFETY: as in `flat_output`; only this thread accesses the output.
+    unsafe { *at ^= 1 << (bit % 8) };
+}
+
 /// Zero-copy sources of the operation: messages that peers read from the user buffers.
 fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySource> {
     let flat = |run: &BlockRun| {

@@ -123,6 +123,7 @@ fn rank_words(facts: &RankFacts) -> Vec<String> {
         let kind = if abort.is_later { "aborts_later" } else { "aborts" };
         words.push(format!("{kind} {}", escape(&abort.report)));
     }
+    words.extend(facts.corrupted.as_ref().map(|text| format!("corrupted {}", escape(text))));
     if facts.missing {
         words.push("missing".to_owned());
         arrived = arrived.map(|_| false);

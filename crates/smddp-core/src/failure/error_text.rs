@@ -28,6 +28,10 @@ const INSPECT_PROCESSES: &str = "inspect the processes (ps -o stat,pcpu -p PID, 
 /// Second remedy after a deadline.
 const LONGER_TIMEOUT: &str = ", or give the group a longer timeout";
 
+/// Remedy for corrupted data.
+pub(crate) const CHECK_HARDWARE: &str = "check the memory and the network devices of the named hosts (edac-util, ethtool -S, dmesg), \
+     and restart from a checkpoint that was written before";
+
 /// Remedy for hosts that sent no reply.
 const CHECK_HOSTS: &str = "check that the host runs and that this host reaches it (ping)";
 
@@ -312,6 +316,16 @@ pub(crate) fn lost(group: &GroupNames, operation: String, rank: usize, reason: &
         reason: reason.to_owned(),
         remedy: report::LOST_REMEDY,
     }
+}
+
+/// Error of `operation` for data of rank `from` that changed in transit to this rank. `what`: description of the data.
+pub(crate) fn corrupted(group: &GroupNames, operation: String, from: usize, what: &str) -> Error {
+    let (sender, receiver) = (group.describe(from), group.describe(group.me));
+    let detail = format!(
+        "data from {sender} to {receiver} was corrupted: {what}; the network, or the memory of one of these two hosts, \
+         changed the data; the reduction is not the cause; {CHECK_HARDWARE}"
+    );
+    Error::Corrupted { operation, group: group.group(), ranks: vec![from], detail }
 }
 
 /// Error of a process that cannot reach a rank which may be healthy.

@@ -71,6 +71,9 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         Error::Mismatch { rank, operation, detail, .. } => {
             ('M', std::slice::from_ref(rank), Duration::ZERO, operation, detail)
         }
+        Error::Corrupted { ranks, operation, detail, .. } => {
+            ('D', ranks.as_slice(), Duration::ZERO, operation, detail)
+        }
         Error::PeerLost { rank, operation, reason, .. } => {
             ('L', std::slice::from_ref(rank), Duration::ZERO, operation, reason)
         }
@@ -88,9 +91,9 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
     report
 }
 
-/// Returns true if a report describes mismatched calls.
-pub(crate) fn is_mismatch(report: &str) -> bool {
-    report.starts_with('M')
+/// Returns true if a report describes mismatched calls or corrupted data. Such an error concerns a rank that leaves, too.
+pub(crate) fn is_error_of_calls_or_data(report: &str) -> bool {
+    report.starts_with(['M', 'D'])
 }
 
 /// Returns the rank whose loss another rank reports.
@@ -120,6 +123,7 @@ pub(crate) fn to_error(group: &GroupNames, operation: String, from: usize, repor
     match kind {
         "T" => Error::Timeout { operation, group: in_group, after, missing: ranks, detail },
         "M" => Error::Mismatch { operation, group: in_group, rank: origin, detail },
+        "D" => Error::Corrupted { operation, group: in_group, ranks, detail },
         "L" => {
             let rank = ranks.first().copied().unwrap_or(origin);
             Error::PeerLost {

@@ -159,13 +159,14 @@ impl Pending {
         log::say(
             Level::Info,
             &format!(
-                "group `{}`: rank {} of {} on {count} node(s), over {}{}; memory and listener {:.1?}, exchange of rank information {:.1?}, \
+                "group `{}`: rank {} of {} on {count} node(s), over {}{}{}; memory and listener {:.1?}, exchange of rank information {:.1?}, \
                  links {:.1?}",
                 self.name,
                 comm.rank(),
                 comm.size(),
                 comm.transport(),
                 if self.canonical { CANONICAL } else { "" },
+                comm.config().audit.note(),
                 self.prepared_at - self.begun,
                 exchanged_at - self.prepared_at,
                 exchanged_at.elapsed(),

@@ -126,6 +126,7 @@ pub(crate) fn means(node: Option<String>) -> TransportOptions {
         peer_timeout: std::time::Duration::from_secs(20),
         inter_node: InterNode::Tcp,
         encrypts: false,
+        checksums: false,
         library: None,
         provider: None,
         separate_endpoint: false,
@@ -170,14 +171,32 @@ fn joined(
 }
 
 /// Nodes of `each` ranks over a simulated fabric that this thread has just created. Each rank has an endpoint.
-pub(crate) fn efa_links(size: usize, each: usize, _fabric: &SimulatedFabric) -> Vec<Joined> {
-    let options = |rank| TransportOptions {
+pub(crate) fn efa_links(size: usize, each: usize, fabric: &SimulatedFabric) -> Vec<Joined> {
+    joined(size, efa_options(each, fabric), |_| None)
+}
+
+fn efa_options(each: usize, _fabric: &SimulatedFabric) -> impl Fn(usize) -> TransportOptions {
+    move |rank| TransportOptions {
         inter_node: InterNode::Fabric,
         library: Some(fake_libfabric::PATH.into()),
         separate_endpoint: true,
         ..means(Some(format!("node {}", rank / each)))
+    }
+}
+
+/// Nodes of one rank whose frames have checksums, over TCP or simulated EFA. `corrupting`: a rank, and the number of
+/// its message that changes in transit.
+pub(crate) fn checked_links(size: usize, efa: bool, corrupting: Option<(usize, u64)>) -> Vec<Joined> {
+    let fabric = SimulatedFabric::with_small_limits(7, &[]);
+    let over_fabric = efa_options(1, &fabric);
+    let options = |rank: usize| match efa {
+        true => TransportOptions { checksums: true, ..over_fabric(rank) },
+        false => TransportOptions { checksums: true, ..means(Some(format!("node {rank}"))) },
     };
-    joined(size, options, |_| None)
+    let script = |corrupts| WireScript { corrupts: Some(corrupts), ..WireScript::default() };
+    joined(size, options, |rank| {
+        corrupting.filter(|(sender, _)| *sender == rank).map(|(_, number)| script(number))
+    })
 }
 
 /// Barrier between ranks that are threads, outside the library. Unlike the standard library's barrier it has a

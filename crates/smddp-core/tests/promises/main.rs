@@ -9,6 +9,7 @@
 mod common;
 
 mod algorithms;
+mod audit;
 mod bits;
 mod bootstrap;
 mod busy;
@@ -59,6 +60,7 @@ fn rank_process() {
         "departure" => departure::rank(&me),
         "overlap" => overlap::rank(&me),
         "p2p" => p2p::rank(&me),
+        "audit" => audit::rank(&me),
         "averages" => types::averages(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),

@@ -6,7 +6,7 @@ use smddp_core::{Algorithm, Blocks, Call, Collective, Communicator, DType, Error
 use crate::common::procs::{RankProcess, start};
 use crate::common::{TIMEOUT, Wire, over};
 
-const REDOPS: [RedOp; 9] = [
+pub(crate) const REDOPS: [RedOp; 9] = [
     RedOp::Sum,
     RedOp::Avg,
     RedOp::PremulSum(0.0),
@@ -19,7 +19,7 @@ const REDOPS: [RedOp; 9] = [
 ];
 
 /// Returns true if the reduction is defined for the type.
-fn defined(dtype: DType, redop: RedOp) -> bool {
+pub(crate) fn defined(dtype: DType, redop: RedOp) -> bool {
     use DType::{Bool, C32, C64, C128, Opaque1, Opaque2, Opaque4, Opaque8, Opaque16};
     let bitwise = matches!(redop, RedOp::Band | RedOp::Bor | RedOp::Bxor);
     let order = matches!(redop, RedOp::Min | RedOp::Max);

@@ -121,6 +121,11 @@ impl RemoteChannels {
         faults.extend(
             states.find_map(|(rank, p)| Some(Fault::Unreachable { rank, reason: p.local_error.clone()? })),
         );
+        let path = format!("over {}", self.wire.capabilities().name);
+        let states = self.wire.peers().iter().enumerate();
+        faults.extend(states.filter_map(|(rank, p)| {
+            Some(Fault::Corrupted { rank, detail: format!("{}; {path}", p.corrupted.as_ref()?) })
+        }));
         // A rank that sent the abort reason may close its connection.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].abort.is_some();
         let broken = broken.into_iter().filter(|b| !known(b.peer));

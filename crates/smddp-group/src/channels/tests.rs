@@ -20,7 +20,8 @@ fn rank() -> (RemoteChannels, line::Shared) {
 }
 
 fn rank_over(line: line::Shared) -> (RemoteChannels, line::Shared) {
-    let parts = RemoteParts { wire: Box::new(line.clone()), sideband: None, liveness: None };
+    let parts =
+        RemoteParts { wire: Box::new(line.clone()), sideband: None, liveness: None, checksums: false };
     (RemoteChannels::new(0, 2, parts, endpoint(), 99), line)
 }
 

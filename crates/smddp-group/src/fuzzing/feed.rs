@@ -36,6 +36,7 @@ pub(crate) fn options(rank: usize) -> TransportOptions {
         peer_timeout: std::time::Duration::from_secs(20),
         inter_node: InterNode::Tcp,
         encrypts: false,
+        checksums: false,
         library: None,
         provider: None,
         separate_endpoint: false,
@@ -271,5 +272,5 @@ impl Default for Feed {
 #[must_use]
 pub(crate) fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
     let kind = Kind::ALL[usize::from(kind.clamp(1, 10)) - 1];
-    Frame { kind, channel, seq, index, bytes, what, count, total }.encode()
+    Frame { kind, channel, seq, index, bytes, what, count, total, checksum: None }.encode()
 }

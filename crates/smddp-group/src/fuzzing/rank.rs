@@ -46,7 +46,7 @@ impl Rank {
         let net = RemoteChannels::new(
             ME,
             SIZE,
-            RemoteParts { wire, sideband: None, liveness: None },
+            RemoteParts { wire, sideband: None, liveness: None, checksums: false },
             endpoint(),
             7,
         );

@@ -300,6 +300,7 @@ impl Routes {
         | Fault::Unreachable { rank, .. }
         | Fault::Left { rank }
         | Fault::Aborted { rank, .. }
+        | Fault::Corrupted { rank, .. }
         | Fault::Mismatch { found: Mismatch { rank, .. }, .. }) = fault;
         *rank = self.rank(*rank);
     }

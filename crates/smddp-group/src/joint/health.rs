@@ -112,6 +112,7 @@ impl Health<'_> {
         | Fault::Unreachable { rank, .. }
         | Fault::Left { rank }
         | Fault::Aborted { rank, .. }
+        | Fault::Corrupted { rank, .. }
         | Fault::Mismatch { found: smddp_base::Mismatch { rank, .. }, .. }) = fault;
         let Some(facts) = facts.ranks.get_mut(rank) else { return };
         let known = std::mem::take(&mut facts.liveness);
@@ -124,6 +125,10 @@ impl Health<'_> {
             (known, Fault::Aborted { reason, .. }) => {
                 let is_later = self.0.failed_after(rank, seq);
                 facts.abort = Some(AbortReport { report: reason.into(), is_later });
+                known
+            }
+            (known, Fault::Corrupted { detail, .. }) => {
+                facts.corrupted = Some(detail.into());
                 known
             }
             (known, Fault::Mismatch { .. }) => known,

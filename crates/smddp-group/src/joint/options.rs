@@ -37,6 +37,8 @@ pub struct TransportOptions {
     pub inter_node: InterNode,
     /// Encrypts the data between nodes.
     pub encrypts: bool,
+    /// Adds checksums to the frames between nodes (`SMDDP_AUDIT=wire`).
+    pub checksums: bool,
     /// Path of libfabric (`SMDDP_LIBFABRIC`).
     pub library: Option<PathBuf>,
     /// Provider of libfabric. `None`: efa.

@@ -13,6 +13,8 @@ use smddp_net::wire::{Capabilities, Close, ConnectionStats, Payload, PeerState, 
 pub struct WireScript {
     /// Number of the message at which the rank dies: its connections end, and it sends and receives nothing more.
     pub death: Option<u64>,
+    /// Number of the message whose payload differs from its checksum.
+    pub corrupts: Option<u64>,
     /// Every poll of the wire panics on threads whose names contain this text, until the group is aborted.
     pub panics: Option<&'static str>,
     /// Every poll reports progress.
@@ -80,6 +82,8 @@ impl Wire for Scripted {
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: Payload) {
         self.record_send(peer, frame);
+        let is_corrupted = self.script.corrupts == Some(self.messages) && frame.bytes > 0;
+        let frame = &Frame { checksum: frame.checksum.map(|sum| sum ^ u32::from(is_corrupted)), ..*frame };
         match (&mut self.wire, payload) {
             // SAFETY: the caller fulfils the same contract.
             (Some(wire), _) => unsafe { wire.send(peer, frame, payload) },

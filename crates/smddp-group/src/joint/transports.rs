@@ -55,7 +55,11 @@ impl LocalTransports {
         }
         if inter_node == InterNode::Fabric || inter_node == InterNode::Auto && may_have_efa() {
             offer.fabric = fabric_endpoint(endpoint, size, options).and_then(|engine| {
-                let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
+                let (mut wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
+                // Peers may send from now on.
+                if options.checksums {
+                    wire.check_checksums();
+                }
                 transports.fabric = Some(wire);
                 Ok(address)
             });
@@ -140,9 +144,14 @@ impl LocalTransports {
                 log_lines.push(format!("fabric: none: {reason}"));
             }
             log_lines.push(format!("tcp {}", listeners.interface()));
-            Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
+            let mut wire = TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?;
+            if options.checksums {
+                wire.check_checksums();
+            }
+            Box::new(wire)
         };
-        Ok((RemoteParts { wire, sideband: listeners, liveness: watches }, log_lines))
+        let checksums = options.checksums;
+        Ok((RemoteParts { wire, sideband: listeners, liveness: watches, checksums }, log_lines))
     }
 }
 

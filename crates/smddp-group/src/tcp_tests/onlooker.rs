@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
+use smddp_net::frame::HEADER;
 use smddp_net::handshake::{GREETING_BYTES, PROOF_BYTES};
 
 use super::*;
@@ -57,13 +58,14 @@ impl Onlooker {
 
     /// Creates two ranks that reach each other only through the proxies.
     fn between(&self, encrypts: bool) -> Pair {
-        Pair::with(
-            |options| options.encrypts = encrypts,
-            |rank_info| {
-                let (address, _) = rank_info.offer.tcp.as_mut().unwrap();
-                address.socket = self.proxy(address.socket);
-            },
-        )
+        self.between_with(|options| options.encrypts = encrypts)
+    }
+
+    fn between_with(&self, options: impl Fn(&mut TransportOptions)) -> Pair {
+        Pair::with(options, |rank_info| {
+            let (address, _) = rank_info.offer.tcp.as_mut().unwrap();
+            address.socket = self.proxy(address.socket);
+        })
     }
 
     fn has_seen(&self, value: u64) -> bool {
@@ -101,4 +103,31 @@ fn changed_bit_fails_the_group_and_changes_no_data() {
             other => panic!("byte {at}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn changed_bit_of_a_checked_frame_is_reported_as_corruption() {
+    // Bytes of the header's checksum, the kind, the payload's checksum, the payload's length, and the payload; with
+    // encryption of the ciphertext and the tag.
+    let plain = [0, 4, 12, 32, HEADER, HEADER + 7].map(|at| (at, false));
+    let encrypted = [4, 50, 80].map(|at| (at, true));
+    for (at, encrypts) in plain.into_iter().chain(encrypted) {
+        let onlooker = Onlooker { changes: Some(HANDSHAKE + at), ..Onlooker::default() };
+        let set = |options: &mut TransportOptions| (options.checksums, options.encrypts) = (true, encrypts);
+        match onlooker.between_with(set).exchange() {
+            Err(Fault::Corrupted { detail, .. }) => {
+                let reason = if encrypts { "authentication of received data failed" } else { "CRC32C" };
+                assert!(detail.contains(reason) && detail.contains("over tcp lo"), "byte {at}: {detail}");
+            }
+            other => panic!("byte {at}, encrypted: {encrypts}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn frames_with_checksums_carry_the_data() {
+    let onlooker = Onlooker::default();
+    let mut pair = onlooker.between_with(|options| options.checksums = true);
+    pair.check_exchanges();
+    assert!(pair.groups[0].info().network_path.ends_with("with checksums"));
 }

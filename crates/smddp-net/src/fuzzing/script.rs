@@ -93,6 +93,7 @@ impl<'a> Script<'a> {
             what: self.number() & 3,
             count: self.number() & 3,
             total: self.number(),
+            checksum: None,
         }
     }
 }

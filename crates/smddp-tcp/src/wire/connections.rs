@@ -1,6 +1,6 @@
 //! Connections of a wire: opened by this rank or accepted from its peers, at most one per peer and class in the end.
 
-use smddp_net::frame::{Frame, Kind};
+use smddp_net::frame::{Frame, Kind, payload_checksum};
 
 use super::super::address::Purpose;
 use super::super::connecting::{ConnectError, Connecting};
@@ -9,7 +9,10 @@ use super::TcpWire;
 
 impl TcpWire {
     /// Stores a connection, and returns its index.
-    pub(super) fn insert(&mut self, conn: Connection) -> usize {
+    pub(super) fn insert(&mut self, mut conn: Connection) -> usize {
+        if self.checks {
+            conn.check_checksums();
+        }
         if let Some(bytes) = self.send_buffer {
             conn.set_send_buffer(bytes);
         }
@@ -126,8 +129,10 @@ impl TcpWire {
         for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
             if let Some(conn) = &mut self.conns[at] {
                 conn.retired = kind == Kind::Move;
+                let checksum = self.checks.then(|| payload_checksum(&[]));
+                let frame = Frame { checksum, ..Frame::new(kind, 0) };
                 // SAFETY: no payload.
-                unsafe { conn.send(&Frame::new(kind, 0), std::ptr::null(), 0) };
+                unsafe { conn.send(&frame, std::ptr::null(), 0) };
             }
         }
     }

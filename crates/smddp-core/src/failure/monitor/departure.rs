@@ -62,7 +62,7 @@ impl FailureMonitor {
         }
         let mismatch = facts.ranks.iter().enumerate().find_map(|(from, facts)| {
             let report = &facts.abort.as_ref()?.report;
-            report::is_mismatch(report).then_some((from, report))
+            report::is_error_of_calls_or_data(report).then_some((from, report))
         });
         if let Some((from, report)) = mismatch {
             return Some(self.forward(operation.clone(), from, report));

@@ -36,6 +36,11 @@ impl FailureMonitor {
         if !facts.has_faults() {
             return None;
         }
+        // Corruption is found here and follows from no other fault.
+        if let Some((rank, what)) = corrupted(facts) {
+            let operation = if pending.is_leaving() { LEAVING_CALL.to_owned() } else { pending.oldest() };
+            return Some(Failure::verdict(error_text::corrupted(&self.names, operation, rank, what)));
+        }
         if pending.is_leaving() {
             return self.evaluate_leaving(facts, pending);
         }
@@ -126,7 +131,7 @@ impl FailureMonitor {
                 }
             }
             let report = match notice {
-                Notice::Aborted(rank, report, _) if report::is_mismatch(report) => {
+                Notice::Aborted(rank, report, _) if report::is_error_of_calls_or_data(report) => {
                     return Some(self.forward(LEAVING_CALL.to_owned(), rank, report));
                 }
                 Notice::Left(rank) if !facts.ranks[rank].missing => continue,
@@ -159,6 +164,12 @@ impl FailureMonitor {
         };
         reports_me && !pending.messages.unconfirmed.iter().all(answered)
     }
+}
+
+/// Returns the first rank that sent corrupted data, and the description of the data.
+fn corrupted(facts: &Facts) -> Option<(usize, &str)> {
+    let mut ranks = facts.ranks.iter().enumerate();
+    ranks.find_map(|(rank, facts)| Some((rank, facts.corrupted.as_deref()?)))
 }
 
 /// Returns the first unreachable rank, ranks of this node first.

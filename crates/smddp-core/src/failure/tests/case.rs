@@ -262,6 +262,7 @@ fn add_to(facts: &mut RankFacts, fact: &str) {
             facts.abort =
                 Some(AbortReport { report: unescape(rest).into(), is_later: kind == "aborts_later" });
         }
+        "corrupted" => facts.corrupted = Some(unescape(rest).into()),
         "missing" => (facts.missing, facts.arrived) = (true, facts.arrived.map(|_| false)),
         "arrived" => facts.arrived = Some(true),
         "late" => facts.arrived = Some(false),
