@@ -22,5 +22,7 @@ mod tcp_tests;
 
 pub use channels::Carrier;
 pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
-pub use joint::{Group, GroupInfo, Health, Messages, Outgoing, RecvTarget, RoutedChannels, Routes};
+pub use joint::{
+    Group, GroupInfo, Health, Messages, Outgoing, ProbeContacts, RecvTarget, RoutedChannels, Routes,
+};
 pub use rank_info::{RankInfo, RankInfoError};

@@ -8,6 +8,7 @@ mod buffer;
 mod control_blocks;
 #[allow(unsafe_code)]
 mod credentials;
+pub mod deadlock_probe;
 #[allow(unsafe_code)]
 mod death_watch;
 #[allow(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod order;
 pub mod peer;
 pub mod pool;
 mod room;
+pub mod send_probe;
 mod service;
 #[allow(unsafe_code)]
 pub mod single_copy;

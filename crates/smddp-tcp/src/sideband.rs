@@ -6,6 +6,7 @@ use std::time::Duration;
 use smddp_net::interface::SelectedInterface;
 
 use super::address::{Credential, TcpAddress};
+use super::deadlock_probe::ProbeSender;
 use super::endpoint::GroupListener;
 use super::straggler_query::StragglerQuery;
 
@@ -65,6 +66,11 @@ impl Sideband {
     pub fn straggler_query(&self, peers: &[usize]) -> StragglerQuery {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
         StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))
+    }
+
+    /// Returns the sender of deadlock probes to the other ranks.
+    pub fn probe_sender(&self) -> ProbeSender {
+        ProbeSender::new(self.credential.clone(), self.addresses.iter().cloned().collect())
     }
 
     /// Sets the number by which status queries refer to this rank.

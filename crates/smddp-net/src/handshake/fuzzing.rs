@@ -55,13 +55,14 @@ fn part<'a>(bytes: &'a [u8], script: &mut Script<'_>) -> &'a [u8] {
 }
 
 fn purpose(script: &mut Script<'_>) -> Purpose {
-    match script.below(6) {
+    match script.below(7) {
         0 => Purpose::Frames(script.number() as usize),
         1 => Purpose::Query,
         2 => Purpose::Watch,
         3 => Purpose::Memory,
         4 => Purpose::Export(script.number()),
-        _ => Purpose::Bootstrap,
+        5 => Purpose::Bootstrap,
+        _ => Purpose::Probe,
     }
 }
 

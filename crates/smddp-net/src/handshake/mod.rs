@@ -30,7 +30,7 @@ pub use responder::Responder;
 
 /// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
 /// handshake.
-pub const PROTOCOL: u32 = 11;
+pub const PROTOCOL: u32 = 12;
 /// First bytes of a greeting and of a reply. The protocol version follows them, in all versions.
 const MAGIC: &[u8; 8] = b"smddp-hs";
 /// Bytes at the beginning of [`MAGIC`] that all protocol versions have in common.
@@ -71,6 +71,8 @@ pub enum Purpose {
     Export(u64),
     /// Exchange of rank information while a group is created.
     Bootstrap,
+    /// Deadlock probe for the process of the rank.
+    Probe,
 }
 
 /// Listener that serves a connection.
@@ -87,7 +89,7 @@ pub enum Listener {
 impl Purpose {
     fn listener(self) -> Listener {
         match self {
-            Self::Frames(_) | Self::Query | Self::Watch => Listener::Groups,
+            Self::Frames(_) | Self::Query | Self::Watch | Self::Probe => Listener::Groups,
             Self::Memory | Self::Export(_) => Listener::Process,
             Self::Bootstrap => Listener::Bootstrap,
         }

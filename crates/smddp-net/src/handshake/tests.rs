@@ -7,13 +7,14 @@ use crate::token::Token;
 
 const FROM: Party = Party { id: [1; 16], rank: 3 };
 const TO: Party = Party { id: [2; 16], rank: 5 };
-const PURPOSES: [Purpose; 6] = [
+const PURPOSES: [Purpose; 7] = [
     Purpose::Frames(1),
     Purpose::Query,
     Purpose::Watch,
     Purpose::Memory,
     Purpose::Export(9),
     Purpose::Bootstrap,
+    Purpose::Probe,
 ];
 
 fn token() -> Arc<Token> {
