@@ -15,6 +15,12 @@ create_exception!(
     "A deadline passed; the text names the missing ranks."
 );
 create_exception!(smddp, MismatchError, Error, "Two ranks made different calls; the text names both.");
+create_exception!(
+    smddp,
+    DeadlockError,
+    Error,
+    "Ranks wait for each other in a cycle; the text names each call."
+);
 create_exception!(smddp, PeerLostError, Error, "A rank died or left while it was needed.");
 create_exception!(smddp, ClosedError, Error, "The group was aborted or destroyed.");
 create_exception!(
@@ -30,6 +36,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Error", py.get_type::<Error>())?;
     module.add("CollectiveTimeoutError", py.get_type::<CollectiveTimeoutError>())?;
     module.add("MismatchError", py.get_type::<MismatchError>())?;
+    module.add("DeadlockError", py.get_type::<DeadlockError>())?;
     module.add("PeerLostError", py.get_type::<PeerLostError>())?;
     module.add("ClosedError", py.get_type::<ClosedError>())?;
     module.add("TopologyError", py.get_type::<TopologyError>())?;
@@ -49,6 +56,7 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
         }
         E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
         E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
+        E::Deadlock { rank, .. } => (DeadlockError::new_err(text), vec![*rank]),
         E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
         E::Closed { .. } => {
             callbacks::block_during_exit(py);

@@ -38,6 +38,7 @@ impl From<Error> for Failure {
         let (code, name) = match &error {
             Error::Invalid(_) | Error::Config(_) => (Code::InvalidArgument, "ValueError"),
             Error::Mismatch { .. } => (Code::InvalidArgument, "smddp.MismatchError"),
+            Error::Deadlock { .. } => (Code::Internal, "smddp.DeadlockError"),
             Error::Timeout { .. } => (Code::DeadlineExceeded, "smddp.CollectiveTimeoutError"),
             // Not Unavailable: TensorFlow converts that to Internal inside of functions only.
             Error::PeerLost { .. } => (Code::Internal, "smddp.PeerLostError"),

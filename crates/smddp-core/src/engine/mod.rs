@@ -2,6 +2,7 @@
 //! it.
 
 mod check;
+pub(crate) mod deadlock;
 mod detach;
 pub(crate) mod fail;
 pub(crate) mod messages;
