@@ -176,9 +176,19 @@ def another_thread_makes_the_call() -> None:
 
 
 @keeps_group
+def short_deadline_is_kept() -> None:
+    """A call with a short time limit ends at its deadline, and its caller continues."""
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        with pytest.raises(smddp.CollectiveTimeoutError):
+            dist.barrier(group)
+    dist.barrier()
+
+
+@keeps_group
 def reported_cycle_continues_to_its_deadline() -> None:
     """With SMDDP_DEADLOCK=report the calls end at their deadline."""
-    limit = datetime.timedelta(seconds=4)
+    limit = datetime.timedelta(seconds=6)
     groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
     with pytest.raises(smddp.CollectiveTimeoutError):
         dist.all_reduce(torch.ones(2), group=groups[dist.get_rank()])

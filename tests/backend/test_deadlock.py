@@ -56,6 +56,10 @@ def test_thread_in_user_code_ends_a_probe(pool):
     pool.run(MODULE, "another_thread_makes_the_call", 60)
 
 
+def test_call_with_a_short_deadline_ends_at_it(pool):
+    pool.run(MODULE, "short_deadline_is_kept", 60)
+
+
 def test_report_only_logs_the_cycle(tmp_path):
     log = tmp_path / "log.%p"
     with Pool(2, lambda rank: {"SMDDP_DEADLOCK": "report", "SMDDP_DEBUG_FILE": str(log)}) as made:

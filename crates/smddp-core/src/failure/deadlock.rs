@@ -185,7 +185,7 @@ mod tests {
         assert!(!is_same_cycle(&cycle(), &cycle()[..1]));
         let mut moved = cycle();
         moved[0].location = "train.py:9 in step".to_owned();
-        assert!(is_same_cycle(&cycle(), &moved), "the text is no part of the comparison");
+        assert!(is_same_cycle(&cycle(), &moved), "texts are not compared");
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Drop for Caller {
     }
 }
 
-/// Registers the current thread as one that makes calls.
+/// Records that the current thread makes calls.
 #[inline]
 pub(crate) fn note_caller() {
     if !NOTED.get() {

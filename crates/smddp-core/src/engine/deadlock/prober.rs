@@ -11,18 +11,22 @@ use smddp_group::ProbeContacts;
 use super::registry::{Outgoing, registry};
 use crate::config::DeadlockAction;
 use crate::engine::shared::SharedState;
-use crate::failure::deadlock::{Edge, Hop, MAX_PATH, Message, describe, is_same_cycle, printable};
+use crate::failure::deadlock::{Edge, Hop, MAX_PATH, Message, is_same_cycle, printable};
 use crate::log::{self, Level};
 use crate::sync::lock;
 
 /// Maximum number of edges along which a process forwards a probe.
 const MAX_EDGES: usize = 8;
-/// Time limit of each step of a message to another process.
+/// Time limit of each step of a probe to another process.
 const SEND_LIMIT: Duration = Duration::from_millis(300);
+/// The same for a message about a confirmed cycle.
+const RELAY_LIMIT: Duration = Duration::from_secs(1);
 /// Minimum time between the two probes that confirm a cycle.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
 /// Time limit for the ownership of an engine whose group no thread waits in.
 const OWN_LIMIT: Duration = Duration::from_millis(50);
+/// Maximum number of repeated messages about a cycle. Then a process ends its wait without the other ones.
+const MAX_REPEATS: u32 = 3;
 /// Maximum number of waiting tasks. Further probes are dropped; their processes repeat them.
 const MAX_TASKS: usize = 1024;
 /// Idle time after which the thread exits.
@@ -32,8 +36,8 @@ const IDLE_TIME: Duration = Duration::from_secs(5);
 pub(super) enum Task {
     /// Send a probe for this wait.
     Probe(u64),
-    /// End this wait, which is part of a confirmed cycle.
-    End(u64),
+    /// Repeat the message about the confirmed cycle of this wait, or end the wait.
+    Repeat(u64),
     /// Handle a message of another process.
     Received(Vec<u8>),
 }
@@ -93,11 +97,11 @@ fn run() {
 fn handle(task: Task) {
     match task {
         Task::Probe(wait) => start(wait),
-        Task::End(wait) => end(wait),
+        Task::Repeat(wait) => repeat(wait),
         Task::Received(content) => match Message::decode(&content) {
             Some(Message::Probe { round, path }) => continue_probe(round, &path),
-            Some(Message::Confirmed { at, path }) => store(at, path),
-            Some(Message::End { at, path }) => end_at(at, path),
+            Some(Message::Confirmed { at, path }) => store(at, &path),
+            Some(Message::End { at, path }) => end_at(at, &path),
             None => {}
         },
     }
@@ -125,12 +129,12 @@ fn forward(outgoing: &Outgoing, round: u64, path: &[Hop]) {
         let hop = outgoing.hop(edge.clone(), location.clone());
         let path = [path, &[hop]].concat();
         // A process that does not reply is not blocked, or the next round finds it.
-        let _ = send(&outgoing.contacts, edge.to, &Message::Probe { round, path });
+        let _ = send(&outgoing.contacts, edge.to, &Message::Probe { round, path }, SEND_LIMIT);
     }
 }
 
-fn send(contacts: &ProbeContacts, rank: usize, message: &Message) -> std::io::Result<()> {
-    contacts.send(rank, &message.encode().map_err(std::io::Error::other)?, SEND_LIMIT)
+fn send(contacts: &ProbeContacts, rank: usize, message: &Message, limit: Duration) -> std::io::Result<()> {
+    contacts.send(rank, &message.encode().map_err(std::io::Error::other)?, limit)
 }
 
 /// Returns the Python line of a wait.
@@ -215,49 +219,57 @@ fn found(path: &[Hop]) {
             return;
         }
         Some((_, since)) if now.saturating_duration_since(*since) < CONFIRM_AFTER => return,
-        Some(_) => wait.confirmed = Some((describe(path, 0), now)),
+        Some(_) => {}
     }
+    registry.confirm(path, 0);
     drop(registry);
     relay(0, path, |at, path| Message::Confirmed { at, path });
 }
 
 /// Sends a message about a cycle from the process `path[at]`, which is this one, to the next one.
 fn relay(at: usize, path: &[Hop], message: impl FnOnce(usize, Vec<Hop>) -> Message) {
-    let contacts = registry().wait_of(&path[at]).and_then(|wait| wait.contacts.clone());
-    let Some(contacts) = contacts else { return };
+    let Some(contacts) = registry().route(&path[at]) else { return };
     let next = (at + 1) % path.len();
-    if let Err(error) = send(&contacts, path[at].edge.to, &message(next, path.to_vec())) {
+    if let Err(error) = send(&contacts, path[at].edge.to, &message(next, path.to_vec()), RELAY_LIMIT) {
         let rank = &path[next].rank;
         log::say(Level::Info, &format!("cannot report a deadlock to {rank}: {error}"));
     }
 }
 
 /// Stores a confirmed cycle. Once all processes have stored it, the first one begins to end the waits.
-fn store(at: usize, path: Vec<Hop>) {
-    let mut held = registry();
-    let Some(wait) = held.wait_of(&path[at]) else { return };
-    if at > 0 {
-        wait.confirmed.get_or_insert_with(|| (describe(&path, at), Instant::now()));
-        drop(held);
-        relay(at, &path, |at, path| Message::Confirmed { at, path });
-    } else if wait.confirmed.is_some() && !wait.is_ended {
-        drop(held);
+fn store(at: usize, path: &[Hop]) {
+    if at == 0 {
         end_at(0, path);
+    } else if registry().confirm(path, at) {
+        relay(at, path, |at, path| Message::Confirmed { at, path });
     }
 }
 
 /// Ends the wait of the process `path[at]`, which is this one. The next process is notified first, because this process may
-/// exit with its error.
-fn end_at(at: usize, path: Vec<Hop>) {
-    let mut held = registry();
-    let Some(id) = held.wait_of(&path[at]).filter(|wait| wait.confirmed.is_some()).map(|wait| wait.id) else {
+/// exit with its error. A process that has not stored the cycle ignores the message.
+fn end_at(at: usize, path: &[Hop]) {
+    let hop = &path[at];
+    if registry().route(hop).is_none() {
         return;
-    };
-    drop(held);
-    if at + 1 < path.len() {
-        relay(at, &path, |at, path| Message::End { at, path });
     }
-    end(id);
+    if at + 1 < path.len() {
+        relay(at, path, |at, path| Message::End { at, path });
+    }
+    end(hop.wait);
+}
+
+/// Repeats the message about a confirmed cycle, because not all processes have stored it in time.
+fn repeat(id: u64) {
+    let mut held = registry();
+    let Some(confirmed) = held.wait(id).and_then(|wait| wait.confirmed.as_mut()) else { return };
+    confirmed.repeated += 1;
+    let (is_last, at, path) = (confirmed.repeated > MAX_REPEATS, confirmed.at, confirmed.path.clone());
+    drop(held);
+    if is_last {
+        end(id);
+    } else {
+        relay(at, &path, |at, path| Message::Confirmed { at, path });
+    }
 }
 
 /// Ends a wait of a confirmed cycle with an error, or logs the cycle.

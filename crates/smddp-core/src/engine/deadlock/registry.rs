@@ -14,7 +14,7 @@ use super::view::{GroupView, WaitEdges};
 use crate::config::DeadlockAction;
 use crate::engine::shared::SharedState;
 use crate::error::Error;
-use crate::failure::deadlock::{Edge, Hop};
+use crate::failure::deadlock::{Edge, Hop, describe};
 use crate::sync::{caller_threads, lock};
 
 /// Time without an observation of a wait after which its thread may be in user code, such as a signal handler.
@@ -26,6 +26,27 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of remembered probes.
 const MAX_SEEN: usize = 1024;
+/// Maximum number of remembered confirmed waits.
+const MAX_ROUTES: usize = 64;
+
+/// Confirmed cycle that a wait is part of.
+pub(super) struct Confirmed {
+    /// Description of the cycle, beginning with this process.
+    text: String,
+    pub(super) path: Vec<Hop>,
+    /// Position of this process.
+    pub(super) at: usize,
+    /// Time of the last message about it.
+    pub(super) since: Instant,
+    /// Number of times that this process has repeated the message.
+    pub(super) repeated: u32,
+}
+
+impl Confirmed {
+    pub(super) fn new(path: &[Hop], at: usize, since: Instant) -> Self {
+        Self { text: describe(path, at), path: path.to_vec(), at, since, repeated: 0 }
+    }
+}
 
 /// Wait of one thread.
 pub(super) struct Wait {
@@ -52,8 +73,7 @@ pub(super) struct Wait {
     pub(super) round: u64,
     /// Cycle that a probe has found, and the time.
     pub(super) candidate: Option<(Vec<Hop>, Instant)>,
-    /// Description of the confirmed cycle, and the time of its arrival.
-    pub(super) confirmed: Option<(String, Instant)>,
+    pub(super) confirmed: Option<Confirmed>,
     /// The wait has been ended, or the cycle has been logged.
     pub(super) is_ended: bool,
 }
@@ -66,7 +86,7 @@ impl Wait {
 
     /// Returns the error of the confirmed cycle.
     pub(super) fn error(&self) -> Option<Error> {
-        let (detail, _) = self.confirmed.as_ref()?;
+        let detail = &self.confirmed.as_ref()?.text;
         Some(Error::Deadlock {
             operation: self.edges.operation.clone(),
             group: self.group.name.clone(),
@@ -114,6 +134,9 @@ pub(super) struct Registry {
     last_wait: u64,
     /// First process, wait and round of the probes that were forwarded most recently.
     seen: VecDeque<(ProcessUid, u64, u64)>,
+    /// Waits of the cycles that were confirmed most recently, with the addresses of their groups. Messages about a cycle also pass
+    /// a process whose wait has ended.
+    routes: VecDeque<(u64, Arc<ProbeContacts>)>,
 }
 
 static REGISTRY: PerProcess<Mutex<Registry>> = PerProcess::new();
@@ -208,7 +231,9 @@ impl Registry {
         let process = self.process();
         let innermost = |thread: &ThreadId| {
             let wait = self.waits.iter().rev().find(|wait| wait.thread == *thread)?;
-            (now.saturating_duration_since(wait.observed) < STALE).then_some(wait)
+            // A wait of a confirmed cycle ends soon.
+            let is_blocked = wait.confirmed.is_none() || wait.group.config.deadlock == DeadlockAction::Report;
+            (is_blocked && now.saturating_duration_since(wait.observed) < STALE).then_some(wait)
         };
         let waits: Option<Vec<&Wait>> = caller_threads::live().iter().map(innermost).collect();
         let waits = waits?;
@@ -232,6 +257,27 @@ impl Registry {
             return None;
         }
         self.wait(hop.wait).filter(|wait| wait.has_edge(&hop.edge))
+    }
+
+    /// Stores that a wait of this process is part of a confirmed cycle. Returns false if the wait has ended.
+    pub(super) fn confirm(&mut self, path: &[Hop], at: usize) -> bool {
+        let Some(wait) = self.wait_of(&path[at]) else { return false };
+        if wait.confirmed.is_none() {
+            wait.confirmed = Some(Confirmed::new(path, at, Instant::now()));
+            let route = wait.contacts.clone().map(|contacts| (wait.id, contacts));
+            if self.routes.len() == MAX_ROUTES {
+                self.routes.pop_front();
+            }
+            self.routes.extend(route);
+        }
+        true
+    }
+
+    /// Returns the addresses of the group of a confirmed wait of this process, which may have ended.
+    pub(super) fn route(&mut self, hop: &Hop) -> Option<Arc<ProbeContacts>> {
+        let is_own = hop.process == self.process();
+        let (_, contacts) = self.routes.iter().find(|(wait, _)| is_own && *wait == hop.wait)?;
+        Some(contacts.clone())
     }
 
     /// Remembers a probe. Returns false if it was forwarded before.

@@ -1,7 +1,7 @@
 //! Wait-for edges of one group, as the owner of its engine sees them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smddp_group::Facts;
 use smddp_plan::Collective;
@@ -12,6 +12,9 @@ use crate::engine::Engine;
 use crate::engine::messages::{MessageView, MessageWait};
 use crate::failure::deadlock::Needed;
 use crate::sync::completion::Completion;
+
+/// Calls with a shorter time limit end at their deadline: their callers may expect that, and continue.
+const MIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State of a group for the edges that point to its rank here.
 pub(super) struct GroupView {
@@ -53,15 +56,17 @@ impl Engine {
             return self.collective_edges(now);
         }
         match self.messages.wait_for(work) {
-            Some(MessageWait { peer, needed, operation }) => {
+            Some(MessageWait { peer, needed, operation, timeout }) if timeout >= MIN_TIMEOUT => {
                 WaitEdges { operation, edges: vec![(peer, needed)] }
             }
-            None => WaitEdges::default(),
+            _ => WaitEdges::default(),
         }
     }
 
     fn collective_edges(&mut self, now: Instant) -> WaitEdges {
-        let Some(op) = self.queue.front().filter(|op| op.begun) else { return WaitEdges::default() };
+        let Some(op) = self.queue.front().filter(|op| op.begun && op.timeout >= MIN_TIMEOUT) else {
+            return WaitEdges::default();
+        };
         let (seq, bound, collective) = (op.seq, op.bound.clone(), op.collective);
         let mut facts = Facts::default();
         self.group.health().observe(now, seq, &mut facts);

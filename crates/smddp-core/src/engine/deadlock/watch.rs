@@ -13,8 +13,8 @@ use crate::sync::completion::Completion;
 
 /// Signal checks, one every 100 ms, before a wait is registered.
 const CHECKS_BEFORE: u32 = 4;
-/// Time after which a process ends the wait of a confirmed cycle, although not all processes have replied.
-const END_LIMIT: Duration = Duration::from_secs(1);
+/// Time after which a process repeats the message about a confirmed cycle, which may be lost on a busy host.
+const REPEAT_AFTER: Duration = Duration::from_secs(1);
 
 /// Long wait of one thread. The first observations cost nothing.
 #[derive(Default)]
@@ -42,15 +42,21 @@ impl WaitWatch {
         let mut registry = registry();
         let is_due = registry.observe(id, now);
         let is_late = registry.wait(id).is_some_and(|wait| {
-            let since = wait.confirmed.as_ref().map(|(_, since)| *since);
-            !wait.is_ended && since.is_some_and(|since| now.saturating_duration_since(since) >= END_LIMIT)
+            let confirmed = wait.confirmed.as_mut().filter(|_| !wait.is_ended);
+            confirmed.is_some_and(|confirmed| {
+                let is_late = now.saturating_duration_since(confirmed.since) >= REPEAT_AFTER;
+                if is_late {
+                    confirmed.since = now;
+                }
+                is_late
+            })
         });
         drop(registry);
         if is_due {
             enqueue(Task::Probe(id));
         }
         if is_late {
-            enqueue(Task::End(id));
+            enqueue(Task::Repeat(id));
         }
         has_owned
     }

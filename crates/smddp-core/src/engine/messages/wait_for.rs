@@ -1,6 +1,7 @@
 //! Messages as edges of the wait-for graph, for the detection of deadlocks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Active, MessageQueues};
 use crate::call::message_label::Direction;
@@ -14,9 +15,10 @@ pub(crate) struct MessageWait {
     pub(crate) peer: usize,
     pub(crate) needed: Needed,
     pub(crate) operation: String,
+    pub(crate) timeout: Duration,
 }
 
-/// Pending messages of a rank, as far as its peers may wait for them.
+/// Pending messages of a rank that its peers may wait for.
 pub(crate) struct MessageView {
     /// Announcements to each rank.
     announced_to: Vec<u64>,
@@ -64,7 +66,7 @@ impl MessageQueues {
             Direction::From(rank) => (rank, Needed::Send { tag, taken: self.announced_from[rank] }),
             Direction::FromAny => return None,
         };
-        Some(MessageWait { peer, needed, operation: active.description() })
+        Some(MessageWait { peer, needed, operation: active.description(), timeout: active.post.timeout })
     }
 
     /// Returns the pending messages for the peers that may wait for them. `None` if there are too many.
