@@ -40,6 +40,7 @@ _FROM_CORE = (
     "Error",
     "CollectiveTimeoutError",
     "MismatchError",
+    "DeadlockError",
     "PeerLostError",
     "CorruptionError",
     "ClosedError",

@@ -25,6 +25,8 @@ ALLOWED = {
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",
     ("smddp-base/src/fork.rs", "HOOK"): "one call of pthread_atfork",
     ("smddp-process/src/pool.rs", "BYTES"): "reads two small files",
+    ("smddp-core/src/sync/caller_threads.rs", "CALLER"): "one value for each thread; its list is one per process",
+    ("smddp-process/src/deadlock_probe.rs", "RECEIVER"): "set once with a function pointer",
     ("smddp-process/src/status.rs", "RESPONDER"): "set once with a function pointer",
     ("smddp-base/src/warning.rs", "WARN_HOOK"): "set once with a function pointer",
 }

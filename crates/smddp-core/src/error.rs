@@ -63,6 +63,18 @@ pub enum Error {
         /// Place of the corruption, and a remedy.
         detail: String,
     },
+    /// Ranks wait for each other in a cycle.
+    #[error("{operation} on group `{group}` cannot end: {detail}")]
+    Deadlock {
+        /// Operation: "all_reduce (#61)".
+        operation: String,
+        /// Name of the group.
+        group: String,
+        /// Rank that the operation waits for.
+        rank: usize,
+        /// The cycle with the call and the Python line of each rank, and a remedy.
+        detail: String,
+    },
     /// The communicator was aborted or closed by this process.
     #[error("group `{group}` is closed: {reason}; create a new group to continue")]
     Closed {

@@ -22,6 +22,6 @@ mod tcp_tests;
 
 pub use channels::Carrier;
 pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
-pub use joint::{Group, GroupInfo, Health, Messages, RecvTarget, RoutedChannels, Routes};
+pub use joint::{Group, GroupInfo, Health, Messages, ProbeContacts, RecvTarget, RoutedChannels, Routes};
 pub use rank_info::{RankInfo, RankInfoError};
 pub use smddp_tcp::status_query;

@@ -93,7 +93,7 @@ impl ActivityQuery {
 }
 
 /// Connects to an abstract unix socket without blocking.
-fn open(name: &[u8]) -> io::Result<UnixStream> {
+pub(super) fn open(name: &[u8]) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;

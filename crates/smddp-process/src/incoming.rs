@@ -23,8 +23,10 @@ const INCOMING_LIMIT: Duration = Duration::from_secs(10);
 const MAX_INCOMING: usize = 256;
 /// Time after which an unauthenticated connection may be closed if [`MAX_INCOMING`] is reached.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
-/// Maximum bytes of a query.
+/// Maximum bytes of a query without a service's own limit.
 const MAX_QUERY_BYTES: usize = 64;
+/// Bytes of a query that one read receives.
+const QUERY_PART: usize = 4096;
 /// Pause of accept after an error such as a descriptor limit, and the minimum interval between its log texts.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -67,6 +69,10 @@ pub trait IncomingHost: Send {
     fn deferred_answer(&self, _query: &[u8]) -> Option<fn() -> String> {
         None
     }
+    /// Returns the maximum bytes of a query that needs no token.
+    fn max_query_bytes(&self) -> usize {
+        MAX_QUERY_BYTES
+    }
     /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
         true
@@ -75,6 +81,9 @@ pub trait IncomingHost: Send {
     fn resource_error(&self, error: &io::Error) -> String;
 }
 
+/// Function that takes received bytes of a message, and returns the reply once the message is complete.
+pub type MessageReceiver = Box<dyn FnMut(&[u8]) -> io::Result<Option<Vec<u8>>> + Send>;
+
 /// Stage of an incoming connection.
 pub enum Stage {
     /// The peer proves that it has a token.
@@ -82,6 +91,9 @@ pub enum Stage {
     /// Receives a query that needs no token, because the service only returns status text, and the kernel identifies the
     /// peer.
     Query(Vec<u8>),
+    /// Receives a message of an authenticated peer. The function takes the received bytes and returns the reply once the
+    /// message is complete; an error closes the connection.
+    Message(MessageReceiver),
     /// Sends the rest of a reply for which the socket had no room.
     Reply(Vec<u8>),
     /// The peer has this process's memory and opens a pidfd of this process. Then it closes the connection, or sends
@@ -267,8 +279,9 @@ impl IncomingConnections {
                     }
                 }
                 Stage::Query(query) => {
-                    let mut more = [0; MAX_QUERY_BYTES];
-                    match read(&*connection.socket, &mut more[..MAX_QUERY_BYTES - query.len()]) {
+                    let mut more = [0; QUERY_PART];
+                    let room = self.host.max_query_bytes().saturating_sub(query.len()).min(QUERY_PART);
+                    match read(&*connection.socket, &mut more[..room]) {
                         Ok(None) => return self.keep(connection, now),
                         Ok(Some(bytes @ 1..)) => query.extend(&more[..bytes]),
                         _ => return,
@@ -282,6 +295,19 @@ impl IncomingConnections {
                         Err(error) => {
                             return self.log_rejection(connection.socket.as_fd(), &error.to_string());
                         }
+                    }
+                }
+                Stage::Message(receive) => {
+                    let mut more = [0; QUERY_PART];
+                    let outcome = match read(&*connection.socket, &mut more) {
+                        Ok(None) => return self.keep(connection, now),
+                        Ok(Some(bytes @ 1..)) => receive(&more[..bytes]),
+                        _ => return,
+                    };
+                    match outcome {
+                        Ok(None) => {}
+                        Ok(Some(reply)) => connection.stage = Stage::Reply(reply),
+                        Err(_) => return,
                     }
                 }
                 Stage::Reply(bytes) if bytes.is_empty() => return,

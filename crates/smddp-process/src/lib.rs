@@ -8,6 +8,7 @@ mod buffer;
 mod control_blocks;
 #[allow(unsafe_code)]
 mod credentials;
+pub mod deadlock_probe;
 #[allow(unsafe_code)]
 mod death_watch;
 mod deferred_answer;
@@ -29,6 +30,7 @@ pub mod order;
 pub mod peer;
 pub mod pool;
 mod room;
+pub mod send_probe;
 mod service;
 #[allow(unsafe_code)]
 pub mod single_copy;

@@ -12,6 +12,7 @@ use smddp_base::warning::warn;
 use smddp_net::handshake::unauthenticated;
 
 use super::credentials::{check_user, proc_is_ours};
+use super::deadlock_probe;
 use super::incoming::{self, Stage};
 use super::memory_request::{ProcessAddress, describe_peer, listen};
 
@@ -104,9 +105,17 @@ impl incoming::IncomingHost for StatusHost {
         describe_peer(socket)
     }
 
+    fn max_query_bytes(&self) -> usize {
+        deadlock_probe::MAX_FRAME_BYTES
+    }
+
     fn answer(&self, query: &[u8]) -> io::Result<Option<String>> {
+        if deadlock_probe::is_probe(query) && query.len() >= MAGIC.len() {
+            let is_complete = deadlock_probe::take(query)?;
+            return Ok(is_complete.then(|| deadlock_probe::QUEUED.to_owned()));
+        }
         let magic = query.len().min(MAGIC.len());
-        if query[..magic] != MAGIC[..magic] {
+        if query[..magic] != MAGIC[..magic] && !deadlock_probe::is_probe(query) {
             return Err(unauthenticated("it uses another protocol or another version of smddp"));
         }
         if query.len() < StatusQuery::BYTES {

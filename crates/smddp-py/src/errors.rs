@@ -21,6 +21,12 @@ create_exception!(
     Error,
     "Data changed between two ranks, or results differ (SMDDP_AUDIT); the text names the ranks."
 );
+create_exception!(
+    smddp,
+    DeadlockError,
+    Error,
+    "Ranks wait for each other in a cycle; the text names each call."
+);
 create_exception!(smddp, PeerLostError, Error, "A rank died or left while it was needed.");
 create_exception!(smddp, ClosedError, Error, "The group was aborted or destroyed.");
 create_exception!(
@@ -37,6 +43,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CollectiveTimeoutError", py.get_type::<CollectiveTimeoutError>())?;
     module.add("MismatchError", py.get_type::<MismatchError>())?;
     module.add("CorruptionError", py.get_type::<CorruptionError>())?;
+    module.add("DeadlockError", py.get_type::<DeadlockError>())?;
     module.add("PeerLostError", py.get_type::<PeerLostError>())?;
     module.add("ClosedError", py.get_type::<ClosedError>())?;
     module.add("TopologyError", py.get_type::<TopologyError>())?;
@@ -57,6 +64,7 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
         E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
         E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
         E::Corrupted { ranks, .. } => (CorruptionError::new_err(text), ranks.clone()),
+        E::Deadlock { rank, .. } => (DeadlockError::new_err(text), vec![*rank]),
         E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
         E::Closed { .. } => {
             callbacks::block_during_exit(py);

@@ -23,6 +23,7 @@ pub use smddp_process::status::{StatusQuery, respond};
 use smddp_process::{Doorbell, Endpoint};
 
 use super::address::TcpAddress;
+use super::deadlock_probe;
 use super::dial::advice;
 use super::seal::Seal;
 use super::{status_query, straggler_query};
@@ -282,6 +283,10 @@ impl IncomingHost for TcpHost {
                 return Some((stream.map(OwnedFd::from), Stage::Reply(reply)));
             }
             Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS_PER_RANK * pending.size),
+            Purpose::Probe => {
+                send_byte(&stream, ACCEPTED);
+                return Some((stream.map(OwnedFd::from), Stage::Message(deadlock_probe::receiver(keys))));
+            }
             Purpose::Memory | Purpose::Export(_) | Purpose::Bootstrap => Ok(()),
         };
         if let Err((stream, reason)) = outcome {

@@ -22,6 +22,7 @@ mod class_sink;
 pub mod connecting;
 #[allow(unsafe_code)]
 mod connection;
+pub mod deadlock_probe;
 pub mod dial;
 pub mod endpoint;
 #[allow(unsafe_code)]

@@ -182,7 +182,7 @@ impl Decryptor {
     }
 
     /// Decrypts the next record, and reads from the socket if needed. Returns false at the end of the stream.
-    fn decrypt_next(&mut self, socket: &TcpStream) -> io::Result<bool> {
+    fn decrypt_next(&mut self, socket: &mut impl Read) -> io::Result<bool> {
         let length = loop {
             if let Some(length) = self.next_length()? {
                 break length;
@@ -190,7 +190,7 @@ impl Decryptor {
             // At most one record is incomplete, so the buffer has room for another.
             self.buffer.copy_within(self.ciphertext.clone(), 0);
             self.ciphertext = 0..self.ciphertext.len();
-            match (&*socket).read(&mut self.buffer[self.ciphertext.end..])? {
+            match socket.read(&mut self.buffer[self.ciphertext.end..])? {
                 0 if self.ciphertext.is_empty() => return Ok(false),
                 0 => return Err(ErrorKind::UnexpectedEof.into()),
                 bytes => self.ciphertext.end += bytes,
@@ -207,7 +207,20 @@ impl Decryptor {
         Ok(true)
     }
 
-    fn read(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    /// Decrypts received bytes, and appends the plaintext of the complete records.
+    pub(super) fn decrypt(&mut self, mut received: &[u8], plaintext: &mut Vec<u8>) -> io::Result<()> {
+        let mut part = [0; 4096];
+        loop {
+            match self.read(&mut Part(&mut received), &mut part) {
+                Ok(0) => return Ok(()),
+                Ok(bytes) => plaintext.extend_from_slice(&part[..bytes]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn read(&mut self, socket: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
         let mut read_bytes = 0;
         while read_bytes < into.len() {
             if self.plaintext.is_empty() {
@@ -226,6 +239,18 @@ impl Decryptor {
             read_bytes += chunk;
         }
         Ok(read_bytes)
+    }
+}
+
+/// Received bytes of a stream that continues after them.
+struct Part<'a, 'b>(&'a mut &'b [u8]);
+
+impl Read for Part<'_, '_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.0.is_empty() {
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => self.0.read(into),
+        }
     }
 }
 
@@ -260,13 +285,13 @@ pub(super) struct Decrypted<'a> {
 
 impl Read for Decrypted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.decryptor.read(self.socket, into)
+        self.decryptor.read(&mut &*self.socket, into)
     }
 
     fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut read_bytes = 0;
         for slice in slices {
-            match self.decryptor.read(self.socket, slice) {
+            match self.decryptor.read(&mut &*self.socket, slice) {
                 Ok(bytes) => {
                     read_bytes += bytes;
                     if bytes < slice.len() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use smddp_net::interface::SelectedInterface;
 
 use super::address::{Credential, TcpAddress};
+use super::deadlock_probe::ProbeSender;
 use super::endpoint::GroupListener;
 use super::status_query::StatusPeers;
 use super::straggler_query::StragglerQuery;
@@ -72,6 +73,11 @@ impl Sideband {
     /// Returns the ranks of other nodes, for status queries.
     pub fn status_peers(&self) -> StatusPeers {
         StatusPeers { credential: self.credential.clone(), addresses: self.addresses.clone() }
+    }
+
+    /// Returns the sender of deadlock probes to the other ranks.
+    pub fn probe_sender(&self) -> ProbeSender {
+        ProbeSender::new(self.credential.clone(), self.addresses.clone())
     }
 
     /// Sets the number by which status queries refer to this rank.

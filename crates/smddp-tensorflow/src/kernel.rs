@@ -39,6 +39,7 @@ impl From<Error> for Failure {
             Error::Invalid(_) | Error::Config(_) => (Code::InvalidArgument, "ValueError"),
             Error::Corrupted { .. } => (Code::DataLoss, "smddp.CorruptionError"),
             Error::Mismatch { .. } => (Code::InvalidArgument, "smddp.MismatchError"),
+            Error::Deadlock { .. } => (Code::Internal, "smddp.DeadlockError"),
             Error::Timeout { .. } => (Code::DeadlineExceeded, "smddp.CollectiveTimeoutError"),
             // Not Unavailable: TensorFlow converts that to Internal inside of functions only.
             Error::PeerLost { .. } => (Code::Internal, "smddp.PeerLostError"),

@@ -41,6 +41,10 @@ class MismatchError(_Ranks, _core.MismatchError, DistBackendError):
     """Ranks called different operations, or the same one with different sizes."""
 
 
+class DeadlockError(_Ranks, _core.DeadlockError, DistBackendError):
+    """Ranks wait for each other in a cycle; the message names the call and the Python line of each."""
+
+
 class PeerLostError(_Ranks, _core.PeerLostError, DistBackendError):
     """A rank of the group died."""
 
@@ -63,6 +67,7 @@ _DRESSED = {
         Error,
         CollectiveTimeoutError,
         MismatchError,
+        DeadlockError,
         PeerLostError,
         CorruptionError,
         ClosedError,
@@ -82,7 +87,7 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
         return error
     if dressed is PeerLostError:
         first_cause.record_peer_failure()
-    if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError, CorruptionError):
+    if dressed in (CollectiveTimeoutError, MismatchError, DeadlockError, PeerLostError, CorruptionError):
         flight_recorder.failed()
     made = dressed(f"{error}{rank_note(ranks)}{hint(str(error))}")
     about = getattr(error, "ranks", ())

@@ -78,6 +78,11 @@ pub(crate) fn dtype(fingerprint: CallFingerprint) -> Option<DType> {
     DType::from_u8((fingerprint.call >> 8 & 0x7f) as u8)
 }
 
+/// Returns the root of a rooted call.
+pub(crate) fn root(fingerprint: CallFingerprint) -> usize {
+    (fingerprint.call >> 24 & 0xffff) as usize
+}
+
 /// Describes the call that has this fingerprint.
 pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     if is_leaving(fingerprint) {

@@ -17,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::completion::in_handler;
 use crate::sync::lock;
-use crate::sync::ownership::Submitted;
 
 /// Longest wait for operations on devices when their group is closed.
 const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
@@ -36,13 +35,7 @@ impl Communicator {
             return;
         }
         let reason = format!("aborted: {reason}");
-        let error = state.failure.get_or_init(|| Error::Closed { group: state.name.clone(), reason }).clone();
-        if state.engine.submit(|| Command::Abort(error)) == Submitted::Orphaned
-            && let Some(mut engine) = state.try_own()
-        {
-            engine.progress(&Until::Failed, &mut Limit::uninterrupted(None));
-        }
-        state.sleeper.notify();
+        state.abort(Error::Closed { group: state.name.clone(), reason });
     }
 
     /// Leaves the group together with all other ranks. Waits up to `limit` for them and compares the calls that

@@ -28,6 +28,7 @@ use crate::config::Config;
 use crate::config::network::{NetworkEstimate, Origin};
 use crate::device::DeviceStream;
 use crate::engine::Engine;
+use crate::engine::deadlock;
 use crate::engine::shared::{Deletion, SharedState};
 use crate::engine::wait_plan::SpinPolicy;
 use crate::error::Error;
@@ -112,6 +113,7 @@ impl Communicator {
             audit_plan: OnceLock::new(),
         }));
         comm.set_timeout(timeout);
+        deadlock::register_group(&comm.0);
         let mut open = lock(OPEN_GROUPS.get());
         open.retain(|group| group.strong_count() > 0);
         open.push(Arc::downgrade(&comm.0));

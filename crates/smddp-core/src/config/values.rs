@@ -161,6 +161,22 @@ impl NamedValue for CanonicalOrder {
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
+/// Action after a deadlock is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeadlockAction {
+    /// The ranks of the cycle raise an error.
+    Error,
+    /// The ranks of the cycle log it.
+    Report,
+    /// No search.
+    Off,
+}
+
+impl NamedValue for DeadlockAction {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("error", Self::Error), ("report", Self::Report), ("off", Self::Off), ("0", Self::Off)];
+}
+
 /// Path of device memory within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePath {

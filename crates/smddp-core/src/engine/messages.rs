@@ -5,6 +5,7 @@ mod facts;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod wait_for;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use smddp_base::{Envelope, MessageId};
 use smddp_group::Group;
 
 use self::transfer::MessageBuffer;
+pub(crate) use self::wait_for::{MessageView, MessageWait};
 use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};
 use crate::call::types::DType;
 use crate::error::Error;
@@ -42,6 +44,8 @@ struct Active {
     /// Source rank that a recv was matched with.
     from: usize,
     stream: Option<MessageId>,
+    /// Number of a send's announcement among those to its receiver, from 1 on; 0 without one.
+    index: u64,
     buffer: MessageBuffer,
     moved: usize,
 }
@@ -81,6 +85,8 @@ struct Unexpected {
     from: usize,
     envelope: Envelope,
     stream: MessageId,
+    /// Number of the announcement among those of its sender, from 1 on.
+    index: u64,
 }
 
 /// Receives by tag, each with its position in the order of posting.
@@ -98,6 +104,9 @@ pub(crate) struct MessageQueues {
     /// A recv whose message has another size or dtype, to be reported by the next poll.
     mismatched: Option<(Active, Envelope)>,
     numbers: MessageNumbers,
+    /// Number of announcements to each rank, and read from each rank.
+    announced_to: Vec<u64>,
+    announced_from: Vec<u64>,
     /// Number of posted messages.
     posts: u64,
     /// Number of posts and announcements.
@@ -120,6 +129,8 @@ impl MessageQueues {
             unexpected: BTreeMap::new(),
             mismatched: None,
             numbers: MessageNumbers::new(size),
+            announced_to: vec![0; size],
+            announced_from: vec![0; size],
             posts: 0,
             last_order: 0,
             deferred: Vec::new(),
@@ -136,6 +147,7 @@ impl MessageQueues {
         let active = Active {
             from: 0,
             stream: None,
+            index: 0,
             buffer: MessageBuffer::Unknown,
             moved: 0,
             post,
@@ -269,7 +281,9 @@ impl MessageQueues {
     fn take_next_announced(&mut self, from: usize, group: &mut Group) -> bool {
         let Some((envelope, stream)) = group.messages().next_announced(from) else { return false };
         let number = self.next_order();
-        self.match_message(Unexpected { number, from, envelope, stream });
+        self.announced_from[from] += 1;
+        let index = self.announced_from[from];
+        self.match_message(Unexpected { number, from, envelope, stream, index });
         true
     }
 

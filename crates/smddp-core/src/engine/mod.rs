@@ -3,6 +3,7 @@
 
 pub(crate) mod audit;
 mod check;
+pub(crate) mod deadlock;
 mod detach;
 pub(crate) mod fail;
 pub(crate) mod messages;

@@ -16,6 +16,7 @@ use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::observe::recorder::PathCounters;
+use crate::sync::caller_threads::note_caller;
 use crate::sync::ownership::Ownership;
 
 /// Reason of calls after the group is closed.
@@ -70,6 +71,7 @@ pub(crate) struct SharedState {
 impl SharedState {
     /// Returns an error in a forked child and after the group has failed or was closed.
     pub(crate) fn check_usable(&self) -> Result<()> {
+        note_caller();
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }

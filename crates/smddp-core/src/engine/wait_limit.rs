@@ -44,6 +44,11 @@ impl Limit {
         interrupted()
     }
 
+    /// Returns true if only the call itself or a signal ends the wait.
+    pub(super) fn is_unbounded(&self) -> bool {
+        self.interruptible && self.until.is_none()
+    }
+
     pub(super) fn remaining(&self, now: Instant) -> Duration {
         self.until.map_or(Duration::MAX, |until| until - now)
     }

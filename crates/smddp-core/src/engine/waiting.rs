@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use smddp_base::fork;
 
 use crate::device::DeviceCompletion;
+use crate::engine::deadlock::{WaitWatch, stored_error};
 use crate::engine::fail::Phase;
 use crate::engine::messages::Request;
 use crate::engine::owned_engine::OwnedEngine;
@@ -190,7 +191,8 @@ impl OwnedEngine<'_> {
         }
         let state = self.state();
         // An abort may have set another reason, whose command follows.
-        let first = state.failure.get_or_init(|| error);
+        // A rank of a deadlock reports it, even if another rank of the cycle has ended first.
+        let first = state.failure.get_or_init(|| stored_error(state).unwrap_or(error));
         // A dead group does not continue, so a new process may take the rank.
         *lock(&state.claim) = None;
         self.record_failure(first);
@@ -247,6 +249,17 @@ impl SharedState {
         } else {
             self.start_progress();
         }
+    }
+
+    /// Ends the group with `error`, unless it has ended, and sends the report for at most 50 ms.
+    pub(crate) fn abort(self: &Arc<Self>, error: Error) {
+        let error = self.failure.get_or_init(|| error).clone();
+        if self.engine.submit(|| Command::Abort(error)) == Submitted::Orphaned
+            && let Some(mut engine) = self.try_own()
+        {
+            engine.progress(&Until::Failed, &mut Limit::uninterrupted(None));
+        }
+        self.sleeper.notify();
     }
 
     /// Returns the engine after waiting until no other thread owns it. Callers have reason to expect that soon.
@@ -328,7 +341,7 @@ impl SharedState {
     ) -> Result<bool> {
         // The progress thread usually owns the engine for one poll, which is much shorter than a sleep.
         let (mut attempts, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
-        let mut long_wait = None;
+        let (mut long_wait, mut watch) = (None, WaitWatch::default());
         let outcome = loop {
             if until.is_seen() {
                 break Ok(true);
@@ -337,6 +350,11 @@ impl SharedState {
                 long_wait.get_or_insert_with(|| LongWait::new(self));
                 if limit.is_interrupted() {
                     break Err(Error::Interrupted);
+                }
+                if let Until::Work(work, _) = until
+                    && limit.is_unbounded()
+                {
+                    unregistered |= watch.observe(self, work);
                 }
                 // A signal handler may have made calls of this group, and may have outlasted the wait.
                 continue;

@@ -4,6 +4,7 @@
 pub(crate) mod call_log;
 #[cfg(any(test, feature = "record"))]
 pub(crate) mod case_text;
+pub(crate) mod deadlock;
 pub(crate) mod error_text;
 pub(crate) mod limits;
 pub(crate) mod monitor;

@@ -77,6 +77,9 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         Error::PeerLost { rank, operation, reason, .. } => {
             ('L', std::slice::from_ref(rank), Duration::ZERO, operation, reason)
         }
+        Error::Deadlock { rank, operation, detail, .. } => {
+            ('W', std::slice::from_ref(rank), Duration::ZERO, operation, detail)
+        }
         // The receiving rank adds the group and the remedy.
         Error::Closed { reason, .. } => ('C', &[][..], Duration::ZERO, &String::new(), reason),
         _ => ('C', &[][..], Duration::ZERO, &String::new(), &full_text),
@@ -124,6 +127,10 @@ pub(crate) fn to_error(group: &GroupNames, operation: String, from: usize, repor
         "T" => Error::Timeout { operation, group: in_group, after, missing: ranks, detail },
         "M" => Error::Mismatch { operation, group: in_group, rank: origin, detail },
         "D" => Error::Corrupted { operation, group: in_group, ranks, detail },
+        "W" => {
+            let rank = ranks.first().copied().unwrap_or(origin);
+            Error::Deadlock { operation, group: in_group, rank, detail }
+        }
         "L" => {
             let rank = ranks.first().copied().unwrap_or(origin);
             Error::PeerLost {

@@ -1,6 +1,7 @@
 //! Synchronization between threads. `models/` compiles [`completion`], [`job_gate`] and [`ownership`] with loom's types
 //! in place of these.
 
+pub(crate) mod caller_threads;
 pub(crate) mod completion;
 #[cfg(test)]
 mod completion_tests;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use smddp_tcp::deadlock_probe::ProbeSender;
 pub(super) use smddp_tcp::straggler_query::QueryResult;
 
 use super::RemoteChannels;
@@ -11,6 +12,11 @@ impl RemoteChannels {
     pub(crate) fn start_query(&mut self, peers: &[usize]) {
         let sideband = self.sideband.as_ref().filter(|_| !peers.is_empty());
         self.query = sideband.map(|sideband| sideband.straggler_query(peers));
+    }
+
+    /// Returns the sender of deadlock probes to ranks of other nodes.
+    pub(crate) fn probe_sender(&self) -> Option<ProbeSender> {
+        Some(self.sideband.as_ref()?.probe_sender())
     }
 
     /// Ends a query in progress, and removes the results of the last query.

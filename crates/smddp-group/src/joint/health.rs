@@ -10,6 +10,7 @@ use smddp_tcp::status_query::StatusPeers;
 
 use super::group::Group;
 use super::local_queries::LocalQueries;
+use super::probe_contacts::ProbeContacts;
 use crate::channels::RemoteChannels;
 use crate::facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 
@@ -231,6 +232,12 @@ impl Health<'_> {
                 facts.ranks[rank].unacknowledged = Some(payload);
             }
         }
+    }
+
+    /// Returns the addresses for deadlock probes.
+    #[must_use]
+    pub fn probe_contacts(&self) -> ProbeContacts {
+        ProbeContacts::of(self.0)
     }
 
     /// Returns the round-trip time to `rank` that the kernel of this process has measured; `None` without a measurement.

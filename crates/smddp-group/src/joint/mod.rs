@@ -10,6 +10,7 @@ mod join;
 mod local_queries;
 mod messages;
 mod options;
+mod probe_contacts;
 mod routes;
 #[allow(unsafe_code)]
 mod scripted;
@@ -21,6 +22,7 @@ pub use info::GroupInfo;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use messages::Messages;
 pub use options::{InterNode, TransportOptions};
+pub use probe_contacts::ProbeContacts;
 pub use routes::{RoutedChannels, Routes};
 pub use scripted::WireScript;
 pub use transports::may_have_efa;

@@ -55,13 +55,14 @@ fn part<'a>(bytes: &'a [u8], script: &mut Script<'_>) -> &'a [u8] {
 }
 
 fn purpose(script: &mut Script<'_>) -> Purpose {
-    match script.below(7) {
+    match script.below(8) {
         0 => Purpose::Frames(script.number() as usize),
         1 => Purpose::Query,
         2 => Purpose::Watch,
         3 => Purpose::Memory,
         4 => Purpose::Export(script.number()),
         5 => Purpose::Status,
+        6 => Purpose::Probe,
         _ => Purpose::Bootstrap,
     }
 }

@@ -73,6 +73,8 @@ pub enum Purpose {
     Bootstrap,
     /// Query of the state of a process and all of its groups, as JSON.
     Status,
+    /// Deadlock probe for the process of the rank.
+    Probe,
 }
 
 /// Listener that serves a connection.
@@ -89,7 +91,7 @@ pub enum Listener {
 impl Purpose {
     fn listener(self) -> Listener {
         match self {
-            Self::Frames(_) | Self::Query | Self::Watch | Self::Status => Listener::Groups,
+            Self::Frames(_) | Self::Query | Self::Watch | Self::Status | Self::Probe => Listener::Groups,
             Self::Memory | Self::Export(_) => Listener::Process,
             Self::Bootstrap => Listener::Bootstrap,
         }

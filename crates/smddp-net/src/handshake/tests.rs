@@ -7,7 +7,7 @@ use crate::token::Token;
 
 const FROM: Party = Party { id: [1; 16], rank: 3 };
 const TO: Party = Party { id: [2; 16], rank: 5 };
-const PURPOSES: [Purpose; 7] = [
+const PURPOSES: [Purpose; 8] = [
     Purpose::Frames(1),
     Purpose::Query,
     Purpose::Watch,
@@ -15,6 +15,7 @@ const PURPOSES: [Purpose; 7] = [
     Purpose::Export(9),
     Purpose::Bootstrap,
     Purpose::Status,
+    Purpose::Probe,
 ];
 
 fn token() -> Arc<Token> {

@@ -35,6 +35,8 @@ impl MessageQueues {
                     Envelope { tag: send.post.tag, dtype: send.post.dtype as u64, bytes: bytes as u64 };
                 send.stream = messages.announce(to, envelope);
                 if send.stream.is_some() {
+                    self.announced_to[to] += 1;
+                    send.index = self.announced_to[to];
                     self.recorder.begun(send.seq);
                     moved = true;
                 }

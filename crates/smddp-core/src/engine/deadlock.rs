@@ -1,0 +1,18 @@
+//! Detection of deadlocks. A thread that waits for longer than about 0.4 s registers its wait. From 0.5 s on, its process
+//! sends probes along the edges of the wait-for graph. A probe that returns has found a cycle; a second one confirms it.
+//!
+//! A process forwards a probe only while all of its threads that have ever made a call wait for the same rank. A rank in user
+//! code therefore ends a probe. Each process checks by its own numbers that it has not made the awaited call, so a late
+//! observation of another process cannot form a cycle. A cycle that a probe finds is stable: each of its ranks still waited
+//! after the next one had been checked.
+//!
+//! Without long waits the detection costs one check of a thread-local flag in each call.
+
+mod prober;
+mod registry;
+mod view;
+mod watch;
+
+pub(crate) use self::prober::register_group;
+pub(crate) use self::registry::stored_error;
+pub(crate) use self::watch::WaitWatch;
