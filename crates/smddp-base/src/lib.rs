@@ -11,6 +11,7 @@ mod fault;
 pub mod fork;
 mod host;
 mod lock;
+#[allow(unsafe_code)]
 pub mod p2p;
 pub mod random;
 pub mod threads;

@@ -40,9 +40,12 @@ pub trait MessageTransport {
     fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
     /// Returns the next free slot of an outgoing message: its address and its size in bytes.
     fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)>;
-    /// Sends a message that was just announced from `at` instead of through slots. The whole payload at `at` must remain unchanged
-    /// until [`Self::is_sent`] returns true or the group releases user buffers. `false`: the message needs slots.
-    fn send_in_place(&mut self, _message: MessageId, _at: *const u8) -> bool {
+    /// Sends a message that was just announced from `at` instead of through slots. `false`: the message needs slots.
+    ///
+    /// # Safety
+    /// The whole payload at `at` is valid for reads and unchanged until [`Self::is_sent`] returns true or the group releases user
+    /// buffers.
+    unsafe fn send_in_place(&mut self, _message: MessageId, _at: *const u8) -> bool {
         false
     }
     /// Advances a message sent in place. Returns true once its memory may be reused.
@@ -55,9 +58,11 @@ pub trait MessageTransport {
     fn close(&mut self, message: MessageId);
     /// Returns the next message that `from` announced and that this method has not returned before.
     fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
-    /// Receives a whole message into `at` instead of through slots. `at` must have room for all of it until [`Self::is_received`]
-    /// returns true or the group releases user buffers. `false`: the message arrives in slots.
-    fn receive_into(&mut self, _message: MessageId, _at: *mut u8) -> bool {
+    /// Receives a whole message into `at` instead of through slots. `false`: the message arrives in slots.
+    ///
+    /// # Safety
+    /// `at` is valid for writes of the whole message until [`Self::is_received`] returns true or the group releases user buffers.
+    unsafe fn receive_into(&mut self, _message: MessageId, _at: *mut u8) -> bool {
         false
     }
     /// Returns true once a message received in place is complete. Must not be called again for that message afterwards.

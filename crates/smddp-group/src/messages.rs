@@ -5,6 +5,7 @@
 //! No message therefore blocks another message or a collective. If the wire can send from and receive into any memory, messages
 //! are sent from the sender's buffer. Requested messages are then received in place, in the receiver's buffer.
 
+#[allow(unsafe_code)]
 mod transport;
 
 use std::collections::{BTreeMap, VecDeque};

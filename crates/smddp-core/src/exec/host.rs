@@ -38,8 +38,7 @@ pub(crate) fn advance(
             Vec::new()
         };
         let targets = recv_targets(bound, execution);
-        // SAFETY: sources and targets are in the buffers of the call. Its contract keeps them valid until the operation ends
-        // or the buffers are released.
+        // SAFETY: targets are in the buffers of the call, which are valid until the operation ends or the buffers are released.
         if !unsafe { group.begin(seq, bound.fingerprint, &bound.routed, &sources, targets) } {
             return Ok(Progress::Blocked);
         }

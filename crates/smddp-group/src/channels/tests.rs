@@ -164,13 +164,15 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         let total = bytes as u64;
         assert_eq!(receive(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
         let (_, stream) = net.messages().next_announced(1).unwrap();
-        assert!(net.messages().receive_into(stream, at));
+        // SAFETY: `memory` outlives the group's use of it.
+        assert!(unsafe { net.messages().receive_into(stream, at) });
         assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::At(at));
         assert!(!net.messages().is_received(stream));
         // Another message is sent, up to the fragments that its receiver has granted.
         let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
         let sent = net.messages().announce(1, envelope).unwrap();
-        assert!(net.messages().send_in_place(sent, at));
+        // SAFETY: as above.
+        assert!(unsafe { net.messages().send_in_place(sent, at) });
         assert!(!net.messages().is_sent(sent));
         receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent.number) });
         assert!(!net.messages().is_sent(sent));
@@ -217,13 +219,16 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         if waits {
             assert_eq!(receive(&mut net, fragment), Target::Later);
             let (_, stream) = net.messages().next_announced(1).unwrap();
-            assert!(net.messages().receive_into(stream, memory.as_mut_ptr()));
+            // SAFETY: `memory` outlives the message.
+            assert!(unsafe { net.messages().receive_into(stream, memory.as_mut_ptr()) });
             assert_eq!(receive(&mut net, fragment), Target::At(memory.as_mut_ptr()));
             assert!(net.messages().is_received(stream));
         } else {
             assert!(matches!(receive(&mut net, fragment), Target::At(at) if at != memory.as_mut_ptr()));
             let (_, stream) = net.messages().next_announced(1).unwrap();
-            assert!(!net.messages().receive_into(stream, memory.as_mut_ptr()), "it already has a region");
+            // SAFETY: as above.
+            let is_in_place = unsafe { net.messages().receive_into(stream, memory.as_mut_ptr()) };
+            assert!(!is_in_place, "it already has a region");
             assert_eq!(net.messages().recv_slot(stream).map(|(_, bytes)| bytes), Some(50_000));
         }
     }

@@ -189,7 +189,8 @@ impl Rank {
             let announced = self.net.messages().announce(to, envelope);
             if let Some(stream) = announced {
                 let memory = vec![1; bytes as usize].into_boxed_slice();
-                let zero_copy = self.net.messages().send_in_place(stream, memory.as_ptr());
+                // SAFETY: the memory is kept with the message.
+                let zero_copy = unsafe { self.net.messages().send_in_place(stream, memory.as_ptr()) };
                 self.sends.push(Transfer {
                     stream,
                     bytes,
@@ -232,7 +233,9 @@ impl Rank {
             // A matching receive has a buffer of this size; larger messages match none.
             if envelope.bytes <= 1 << 20 {
                 let mut memory = vec![0; envelope.bytes as usize].into_boxed_slice();
-                let in_place = script.yes() && self.net.messages().receive_into(stream, memory.as_mut_ptr());
+                let in_place = script.yes()
+                    // SAFETY: the memory is kept with the message.
+                    && unsafe { self.net.messages().receive_into(stream, memory.as_mut_ptr()) };
                 let memory = in_place.then_some(memory);
                 self.receives.push(Transfer { stream, bytes: envelope.bytes, transferred: 0, memory });
             }

@@ -102,7 +102,7 @@ impl Group {
     ///
     /// # Safety
     /// The memory of `targets` is valid for writes, and belongs to the operation until that ends or [`Self::release_user_buffers`] is
-    /// called. The memory of `sources` is valid for reads until the operation ends.
+    /// called.
     #[inline]
     pub unsafe fn begin(
         &mut self,

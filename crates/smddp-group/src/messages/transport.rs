@@ -77,7 +77,7 @@ impl MessageTransport for RemoteMessages {
         }
     }
 
-    fn send_in_place(&mut self, MessageId { number: stream, .. }: MessageId, at: *const u8) -> bool {
+    unsafe fn send_in_place(&mut self, MessageId { number: stream, .. }: MessageId, at: *const u8) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.in_place && out.bytes > 0) else {
             return false;
         };
@@ -125,7 +125,7 @@ impl MessageTransport for RemoteMessages {
         found
     }
 
-    fn receive_into(&mut self, message: MessageId, at: *mut u8) -> bool {
+    unsafe fn receive_into(&mut self, message: MessageId, at: *mut u8) -> bool {
         let Some(incoming) = self.incoming.get_mut(&message) else { return false };
         if !self.in_place || incoming.region.is_some() {
             return false;

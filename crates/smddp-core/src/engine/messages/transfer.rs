@@ -46,7 +46,9 @@ impl MessageQueues {
                 return true;
             };
             if send.buffer == MessageBuffer::Unknown {
-                let in_place = messages.carrier(stream).send_in_place(stream, send.post.ptr as *const u8);
+                // SAFETY: the buffer is valid and unchanged until the send is over, and its users are released before.
+                let in_place =
+                    unsafe { messages.carrier(stream).send_in_place(stream, send.post.ptr as *const u8) };
                 send.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
             }
             if send.buffer == MessageBuffer::InPlace {
@@ -82,7 +84,9 @@ impl MessageQueues {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             if recv.buffer == MessageBuffer::Unknown {
-                let in_place = messages.carrier(stream).receive_into(stream, recv.post.ptr as *mut u8);
+                // SAFETY: the buffer has room for the message until the recv is over, and its users are released before.
+                let in_place =
+                    unsafe { messages.carrier(stream).receive_into(stream, recv.post.ptr as *mut u8) };
                 recv.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
             }
             if recv.buffer == MessageBuffer::InPlace {
