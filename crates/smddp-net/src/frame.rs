@@ -177,9 +177,12 @@ impl Frame {
 }
 
 /// Returns the CRC32C of a header without its first [`CHECK`] bytes. The magic number comes first, so that a header of
-/// zeros is invalid.
+/// zeros is invalid. Differs from the magic number, which marks a header without a checksum.
 fn header_checksum(header: &[u8; HEADER]) -> u32 {
-    crc32c_append(crc32c(&MAGIC.to_le_bytes()), &header[CHECK..])
+    match crc32c_append(crc32c(&MAGIC.to_le_bytes()), &header[CHECK..]) {
+        MAGIC => !MAGIC,
+        other => other,
+    }
 }
 
 /// Returns the checksum of a payload.
@@ -249,6 +252,19 @@ mod tests {
                 assert_eq!(Frame::decode(&flipped(&[first, second])), None, "bits {first} and {second}");
             }
         }
+    }
+
+    #[test]
+    fn header_whose_crc_is_the_magic_number_has_a_checksum() {
+        let frame = Frame {
+            channel: 2,
+            index: 154,
+            checksum: Some(payload_checksum(&[])),
+            ..Frame::new(Kind::Credit, 425_496)
+        };
+        let header = frame.encode();
+        assert_eq!(crc32c_append(crc32c(&MAGIC.to_le_bytes()), &header[CHECK..]), MAGIC);
+        assert_eq!(Frame::decode(&header), Some(frame));
     }
 
     #[test]
