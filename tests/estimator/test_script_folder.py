@@ -93,7 +93,7 @@ def test_script_whose_name_is_left_out_is_sent(place):
 
 def test_sockets_fifos_and_links_in_circles_neither_fail_nor_repeat(place):
     os.mkfifo(place / "fifo")
-    (place / "gone").symlink_to("nothing")
+    (place / "broken").symlink_to("nothing")
     outside = place.parent / "outside"
     write(outside / "one" / "a.txt")
     write(outside / "two" / "b.txt")
