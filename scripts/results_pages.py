@@ -10,11 +10,12 @@ need words. bench/results/README.md describes the keys. Invalid input: one line 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -24,20 +25,20 @@ from smddp.observability import svg
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ROWS, MOST_COLUMNS = 12, 6
-NEEDED = ("page", "title", "question", "answer", "tables", "slower", "slower_notes", "repeat", "limits", "runs")
-NEEDED_OF_RUN = (
-    "id",
-    "title",
-    "machine",
-    "versions",
-    "commit",
-    "date",
-    "recorded",
-    "command",
-    "method",
-    "columns",
-    "rows",
-)
+#: Keys that an object must have, and the type of each value; object: any type.
+NEEDED: Mapping[str, type] = {
+    **dict.fromkeys(("page", "title", "question", "answer"), str),
+    **dict.fromkeys(("tables", "slower", "slower_notes", "limits", "runs"), list),
+    "repeat": dict,
+}
+NEEDED_OF_RUN: Mapping[str, type] = {
+    **dict.fromkeys(("id", "title"), str),
+    **dict.fromkeys(("machine", "versions", "commit", "date", "recorded", "command", "method"), object),
+    **dict.fromkeys(("columns", "rows"), list),
+}
+NEEDED_OF_INDEX: Mapping[str, type] = {"title": str, "text": str, "pages": list, "summary": dict, "repeat": dict}
+#: The same, in the words of JSON.
+JSON_TYPES = {str: "a string", list: "a list", dict: "an object"}
 MARKS = ("<!-- results: written by scripts/results_pages.py -->\n", "<!-- end of results -->\n")
 #: `{RUN|COLUMN|COLUMN=VALUE;...}`, of a page's text: a figure, or with `min:` or `max:` the extreme of several.
 FIGURE = re.compile(r"\{(?:(min|max):)?(?:([\w-]+)/)?([\w-]+)\|([^|}]+)\|([^|}]*)\}")
@@ -85,10 +86,32 @@ def figure(value: object) -> str:
     return str(value).replace("|", "\\|")
 
 
+@contextlib.contextmanager
+def _page_of(name: str) -> Iterator[None]:
+    """Raises Invalid with the file's name if a value has another form than its page needs."""
+    try:
+        yield
+    except KeyError as error:
+        raise Invalid(f"{name}: missing {error}") from error
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise Invalid(f"{name}: a value has the wrong form ({error})") from error
+
+
+def _check(name: str, data: Any, needed: Mapping[str, type], place: str = "") -> None:
+    """Raises Invalid if an object lacks a key, or if a value has another type."""
+    if not isinstance(data, dict):
+        raise Invalid(f"{name}: {place}expected an object, got {data!r:.60}")
+    for key, kind in needed.items():
+        if key not in data:
+            raise Invalid(f"{name}: missing {place + key!r}")
+        if not isinstance(data[key], kind):
+            raise Invalid(f"{name}: {place + key!r} is {data[key]!r:.60}, expected {JSON_TYPES[kind]}")
+
+
 def _read(path: Path) -> Document:
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Invalid(f"{path.name}: {error}") from error
     document = Document(path.name, data)
     if not isinstance(data, dict) or data.get("format") != 1:
@@ -96,17 +119,17 @@ def _read(path: Path) -> Document:
     if data.get("page") != path.stem:
         raise Invalid(f"{path.name}: page is {data.get('page')!r}, expected {path.stem!r}")
     if path.stem == "index":
+        _check(path.name, data, NEEDED_OF_INDEX)
         return document
-    missing = [key for key in NEEDED if key not in data]
-    missing += [f"runs: {key}" for run in data.get("runs", []) for key in NEEDED_OF_RUN if key not in run]
-    if missing:
-        raise Invalid(f"{path.name}: missing {missing[0]!r}")
+    _check(path.name, data, NEEDED)
+    for run in data["runs"]:
+        _check(path.name, run, NEEDED_OF_RUN, "runs: ")
     names = [run["id"] for run in data["runs"]]
     for run in data["runs"]:
         if names.count(run["id"]) > 1:
             raise Invalid(f"{path.name}: two runs {run['id']!r}")
         for row in run["rows"]:
-            if len(row) != len(run["columns"]):
+            if not isinstance(row, list) or len(row) != len(run["columns"]):
                 raise Invalid(f"{path.name}: run {run['id']!r} has {len(run['columns'])} columns, and a row {row}")
     return document
 
@@ -121,7 +144,7 @@ class Pages:
             raise Invalid(f"{folder}: no index.json")
         self.index = self.documents.pop("index")
         self.order = list(self.index.data["pages"])
-        if sorted(self.order) != sorted(self.documents):
+        if sorted(map(str, self.order)) != sorted(self.documents):
             raise Invalid(f"index.json: pages are {self.order}, the files are {sorted(self.documents)}")
 
     # -- figures in texts --
@@ -306,21 +329,23 @@ def outputs(root: Path) -> dict[Path, str]:
     """Returns the text of every file that the results give."""
     pages = Pages(root / "bench" / "results")
     folder = root / "docs" / "results"
-    texts = {folder / "index.md": pages.index_page()}
+    index = folder / "index.md"
+    texts = {index: ""}
     for name, document in pages.documents.items():
-        try:
+        with _page_of(document.name):
             texts[folder / f"{name}.md"] = pages.page(document)
             drawn = pages.bars(document)
-        except KeyError as error:
-            raise Invalid(f"{document.name}: missing {error}") from error
-        if drawn:
-            texts[folder / document.data["chart"]["file"]] = drawn
+            if drawn:
+                texts[folder / document.data["chart"]["file"]] = drawn
+    with _page_of(pages.index.name):
+        texts[index] = pages.index_page()
+        summary = pages.summary()
     readme = root / "README.md"
     before, begin, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not end:
         raise Invalid(f"README.md: expected the lines {MARKS[0].strip()} and {MARKS[1].strip()}")
-    texts[readme] = f"{before}{begin}{pages.summary()}\n{end}{after}"
+    texts[readme] = f"{before}{begin}{summary}\n{end}{after}"
     return texts
 
 
@@ -331,8 +356,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         texts = outputs(options.root)
-    except Invalid as error:
-        print(f"results_pages.py: {error}", file=sys.stderr)
+    except (Invalid, OSError) as error:
+        print(f"results_pages.py: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     extra = [path for path in (options.root / "docs" / "results").glob("*.md") if path not in texts]

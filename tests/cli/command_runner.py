@@ -7,6 +7,8 @@ Reads a list of cases from standard input as JSON, {"program", "words", "folder"
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -20,10 +22,18 @@ import torch.distributed
 from smddp import _native
 from smddp.estimator import shell
 from smddp.launch import programs
-from smddp.tools import bench_torch, cli
+from smddp.observability import status_table, trace
+from smddp.tools import bench_torch, cli, pages
+from smddp.tools.doctor import command
+
+with contextlib.suppress(ImportError):
+    importlib.import_module("matplotlib.backends.backend_agg")
 
 #: Imported once: the programs import them on first use.
-_PRELOADED = (_native.core(), bench_torch, shell, torch.distributed, smddp.observability.info)
+_PRELOADED = (
+    *(_native.core(), torch.distributed, smddp.observability.info, status_table, trace),
+    *(bench_torch, shell, pages, command),
+)
 PROGRAMS: Mapping[str, Callable[[], int]] = {
     "smddp": cli.main,
     "smddp-bench": cli.bench,
@@ -78,4 +88,6 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # A collection in a forked process would copy the pages of all objects.
+    gc.freeze()
     print(json.dumps([run(case) for case in json.load(sys.stdin)]))

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from cli import odd_cases
 from cli.command_runner import LIMIT
 from cli.test_dumps import dump
 
-#: Processes that run the cases.
-_RUNNERS = 2
 #: Lines on standard error of one case.
 _MOST_LINES = 2
 
@@ -61,10 +58,8 @@ def test_each_odd_command_line_and_file_is_one_error_line_and_the_documented_sta
     files["valid-dump"].write_text(json.dumps(dump()))
     cases = [*odd_cases.command_lines(), *odd_cases.with_files(files)]
     assert len(cases) >= 200
-    parts = [cases[start::_RUNNERS] for start in range(_RUNNERS)]
-    with ThreadPoolExecutor(_RUNNERS) as pool:
-        outcomes = list(pool.map(lambda part: run(part, tmp_path), parts))
-    pairs = [pair for part, found in zip(parts, outcomes) for pair in zip(part, found)]
+    # One runner: another one would spend seconds of processor time on imports.
+    pairs = zip(cases, run(cases, tmp_path), strict=True)
     wrong = [
         f"{case.program} {' '.join(map(ascii, case.words))[:300]} {case.environment or ''}\n    {why}: {found}"[:1500]
         for case, found in pairs

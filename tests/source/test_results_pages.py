@@ -1,10 +1,14 @@
 """docs/results/ and the README's table equal what scripts/results_pages.py writes from bench/results/."""
 
+import contextlib
+import importlib.util
+import io
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +18,20 @@ SCRIPT = ROOT / "scripts" / "results_pages.py"
 SHOWN = "all_reduce | 64 MiB | 7,255 |"
 
 
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_pages", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["results_pages"] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
 def results_pages(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, "--root", root, *options]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    """Runs the script's main function in this process, without the start of an interpreter for each case."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = _script().main(["--root", str(root), *options])
+    return subprocess.CompletedProcess([], status, out.getvalue(), errors.getvalue())
 
 
 @pytest.fixture
@@ -40,7 +55,7 @@ def run_of(data: dict, name: str) -> dict:
 
 
 def test_committed_pages_are_those_of_the_results():
-    done = results_pages(ROOT, "--check")
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
@@ -104,6 +119,15 @@ def test_charts_are_svg_with_every_figure(copy: Path):
         (lambda data: data["tables"][0]["columns"].append("price"), "run 'epyc' has no column 'price'"),
         (lambda data: data.update(answer="{epyc|smddp us|ranks=3}"), "0 rows for {epyc|smddp us|ranks=3}, expected 1"),
         (lambda data: data.update(answer="{epyc}"), "one-host.json: not a figure: '{epyc}'"),
+        (lambda data: data.update(runs=5), "one-host.json: 'runs' is 5, expected a list"),
+        (lambda data: data["runs"].append(7), "one-host.json: runs: expected an object, got 7"),
+        (lambda data: run_of(data, "epyc").update(columns=None), "'runs: columns' is None, expected a list"),
+        (lambda data: run_of(data, "epyc")["rows"].append(3), "run 'epyc' has 15 columns, and a row 3"),
+        (lambda data: data["tables"][0].update(columns=None), "one-host.json: a value has the wrong form"),
+        (lambda data: data["tables"].append("x"), "one-host.json: a value has the wrong form"),
+        (lambda data: data["slower"][0].update(above="x"), "one-host.json: a value has the wrong form"),
+        (lambda data: data["repeat"].pop("command"), "one-host.json: missing 'command'"),
+        (lambda data: data["limits"].append(None), "one-host.json: a value has the wrong form"),
     ],
 )
 def test_invalid_results_are_one_line(change, says: str, copy: Path):
@@ -111,6 +135,30 @@ def test_invalid_results_are_one_line(change, says: str, copy: Path):
     done = results_pages(copy, "--check")
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert done.stderr.startswith("results_pages.py: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: data.pop("pages"), "index.json: missing 'pages'"),
+        (lambda data: data.update(pages=[1, "gpu"]), "index.json: pages are [1, 'gpu']"),
+        (lambda data: data.update(summary=[]), "index.json: 'summary' is [], expected an object"),
+        (lambda data: data["summary"].pop("rows"), "index.json: missing 'rows'"),
+        (lambda data: data["summary"].update(columns=None), "index.json: a value has the wrong form"),
+        (lambda data: data["summary"]["rows"].append([None]), "index.json: a value has the wrong form"),
+    ],
+)
+def test_invalid_index_is_one_line(change, says: str, copy: Path):
+    edit(copy, change, "index")
+    done = results_pages(copy, "--check")
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert done.stderr.startswith("results_pages.py: ") and done.stderr.count("\n") == 1
+
+
+def test_missing_readme_is_one_line(copy: Path):
+    (copy / "README.md").unlink()
+    done = results_pages(copy)
+    assert done.returncode == 2 and "README.md" in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_file_that_is_not_json_is_one_line(copy: Path):

@@ -1,6 +1,7 @@
 //! `smddp-bench simulate`: replays plans on a described cluster, without measurements.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Parser};
@@ -344,10 +345,14 @@ pub(crate) fn picture(path: Option<&Path>) -> Result<()> {
 
 /// Checks that a file can be written, before the computation of its content. An existing file keeps its content.
 pub(crate) fn check_writable(path: &Path) -> Result<()> {
-    let existed = path.exists();
+    let existing = fs::metadata(path).ok();
+    // Opening a FIFO waits for its reader, and closing it ends the reader's input.
+    if existing.as_ref().is_some_and(|found| found.file_type().is_fifo()) {
+        return Ok(());
+    }
     let opened = fs::OpenOptions::new().append(true).create(true).open(path);
     opened.map_err(Error::io(format!("writing {}", path.display())))?;
-    if !existed {
+    if existing.is_none() {
         // Another rank may have removed it.
         let _ = fs::remove_file(path);
     }
@@ -378,4 +383,25 @@ fn plot(op: Op, cluster: &Cluster, rows: &[Row], by_algorithm: bool) -> String {
     let rate = cluster.line_rate(0) / 1e9;
     let note = format!("{} ranks a node, {rate:.1} GB/s a node in each direction", cluster.ranks[0]);
     chart(&title, &note, &series)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn fifo_without_a_reader_does_not_block_the_check() {
+        let path = std::env::temp_dir().join(format!("smddp-bench-fifo-{}", std::process::id()));
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let (sender, receiver) = mpsc::channel();
+        let checked = path.clone();
+        std::thread::spawn(move || sender.send(check_writable(&checked).is_ok()));
+        let found = receiver.recv_timeout(Duration::from_secs(10));
+        let exists = path.exists();
+        fs::remove_file(&path).unwrap();
+        assert_eq!((found, exists), (Ok(true), true));
+    }
 }

@@ -11,6 +11,7 @@ use clap::{ArgAction, Parser};
 use serde::Deserialize;
 use smddp_plan::tune::{Entry, MemoryKind, Table};
 use smddp_plan::{Algorithm, Collective};
+use smddp_rendezvous::LaunchEnvironment;
 
 use crate::error::{Error, Result};
 use crate::op::Op;
@@ -108,7 +109,11 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
         let Cli { min_bytes, max_bytes, .. } = cli;
         return Err(Error::Usage(format!("--minbytes {min_bytes} is above --maxbytes {max_bytes}")));
     }
-    cli.output.as_deref().map_or(Ok(()), check_writable)?;
+    if let Some(path) = &cli.output
+        && writes_output(cli)?
+    {
+        check_writable(path)?;
+    }
     let (mut table, mut notes, mut ranks) = (Table::default(), String::new(), 0);
     for (op, collective) in ops {
         // Only rank 0 gets figures; the other ranks run the same measurements.
@@ -150,6 +155,15 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
         None => print!("{text}"),
     }
     Ok(0)
+}
+
+/// Returns true if this process writes the table: rank 0 of a launcher, or a process that starts the ranks.
+fn writes_output(cli: &Cli) -> Result<bool> {
+    if cli.nproc.is_some() {
+        return Ok(true);
+    }
+    let get = |name: &str| std::env::var(name).ok();
+    Ok(LaunchEnvironment::detect(&get, None, std::os::unix::process::parent_id())?.rank == 0)
 }
 
 fn ops(cli: &Cli) -> Result<Vec<(Op, Collective)>> {

@@ -189,6 +189,21 @@ fn tune_writes_a_table_that_can_be_loaded() {
 }
 
 #[test]
+fn only_the_rank_that_writes_the_table_checks_its_file() {
+    let args = "tune all_gather -b 8 -e 8 -n 1 -w 0 -T 1 -o /proc/x";
+    let failure = |rank: &str| {
+        // The measurement of rank 1 fails at once.
+        let values = [("RANK", rank), ("WORLD_SIZE", "2"), ("SMDDP_TRANSPORT", "unknown")]
+            .map(|(n, v)| (n, v.to_owned()));
+        let address = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
+        let settings: Vec<_> = values.iter().chain(&address).map(|(name, value)| (*name, value)).collect();
+        String::from_utf8(bench_with(args, &settings).stderr).unwrap()
+    };
+    assert!(failure("0").contains("writing /proc/x: "), "{}", failure("0"));
+    assert!(failure("1").contains("measuring all_gather with default failed"), "{}", failure("1"));
+}
+
+#[test]
 fn tune_warns_that_reductions_may_change() {
     let output = bench("tune all_reduce --reducing --nproc 2 --algorithm mesh -b 64K -e 64K -n 1 -w 0 -T 60");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -255,6 +255,25 @@ fn hang_of_a_live_job_is_reproduced_from_the_folder_of_its_dumps() {
 }
 
 #[test]
+fn only_the_rank_that_writes_the_figures_checks_their_file() {
+    let folder = Folder::new("figures");
+    let files = folder.files(&hung());
+    for (rank, expected) in
+        [("0", "writing /proc/x: "), ("1", "2 ranks were started, but the dumps contain 3")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
+        command.arg("replay").args(&files).args(["--json", "/proc/x"]);
+        command
+            .env("RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", "1");
+        let text = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        assert!(text.contains(expected), "rank {rank}: {text}");
+    }
+}
+
+#[test]
 fn folders_without_dumps_of_one_job_are_rejected() {
     let folder = Folder::new("folders");
     let (output, text) = replay(&[&folder.0], "");

@@ -160,7 +160,7 @@ class Framework(serving.ServiceMethods):
         """Returns what `fit` starts: a command for each host that gets one, with its variables. Writes nothing.
 
         hosts: "NAME" or "NAME:RANKS"; None is this machine. interface: the network interface between them.
-        port: where torchrun's ranks of several hosts meet, on the first of them.
+        port: port of torchrun's rendezvous on the first host, for several hosts.
         Raises ValueError where the hosts do not fit the job.
         """
         name = self.job_name(job_name)

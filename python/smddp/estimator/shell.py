@@ -43,8 +43,13 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError("--nodes is for --engine: name the hosts by --hosts")
         estimator.instance_count = given.nodes or len(hosts or [1])
         places = _inputs(given.input)
+        source.check(source_dir, script)
         if given.engine is None:
-            _check_files(script, source_dir, places, estimator.root(), source_dir != given.source_dir)
+            for place in places.values():
+                inputs.local_path(place)
+        if source_dir is not None and given.source_dir is None:
+            estimator.ignore_patterns = source.IGNORED_BY_DEFAULT
+            _check_default_folder(script, source_dir, estimator.root())
         estimator.fit(
             places,
             job_name=given.job_name,
@@ -75,30 +80,32 @@ def parser() -> argparse.ArgumentParser:
         prog="smddp launch",
         usage="%(prog)s [options] SCRIPT [-- ARGUMENTS]",
         description="Run a script on ranks here or on several hosts, as an estimator does.",
-        epilog="What comes after -- is the script's.",
+        epilog="The script receives the arguments after --.",
         allow_abbrev=False,
     )
     launch.add_argument("script", metavar="SCRIPT", help="the Python file that each rank runs")
-    launch.add_argument("--distribution", metavar="JSON", help="as an estimator's, or a file of it; torchrun without")
-    launch.add_argument("--hosts", metavar="A:8,B:8", help="hosts and their ranks, over ssh; this machine without")
-    launch.add_argument("-n", "--ranks", type=int, help="ranks of each host that says nothing")
-    launch.add_argument("--instance-type", default="local", metavar="TYPE", help="whose GPUs, EFA and rules count")
-    launch.add_argument("--input", action="append", default=[], metavar="CHANNEL=PATH", help="again for each channel")
-    launch.add_argument("--output", metavar="DIR", help="where the job's folder is made (./smddp-jobs)")
+    launch.add_argument("--distribution", metavar="JSON", help="as of an estimator, or its file (default: torchrun)")
+    launch.add_argument("--hosts", metavar="A:8,B:8", help="hosts and their ranks, over ssh (default: this one)")
+    launch.add_argument("-n", "--ranks", type=int, help="ranks of each host without :N in --hosts")
+    launch.add_argument("--instance-type", default="local", metavar="TYPE", help="SageMaker type: GPUs, EFA and rules")
+    launch.add_argument(
+        "--input", action="append", default=[], metavar="CHANNEL=PATH", help="data; once for each channel"
+    )
+    launch.add_argument("--output", metavar="DIR", help="parent of the job's folder (default: ./smddp-jobs)")
     code = launch.add_mutually_exclusive_group()
     code.add_argument(
-        "--source-dir", metavar="DIR", help="folder that is sent; SCRIPT is relative to it (SCRIPT's folder)"
+        "--source-dir", metavar="DIR", help="folder to send; SCRIPT is relative to it (default: SCRIPT's folder)"
     )
     code.add_argument("--script-only", action="store_true", help="send SCRIPT without the other files of its folder")
     launch.add_argument("--job-name", metavar="NAME")
     launch.add_argument("--interface", metavar="NAME", help="the network interface between hosts")
-    launch.add_argument("--port", type=int, default=MASTER_PORT, help="where torchrun's ranks of several hosts meet")
-    launch.add_argument("--rsh", default="ssh", metavar="COMMAND", help="in place of ssh")
-    launch.add_argument("--engine", choices=ENGINES, help="what runs the job in place of ssh")
-    launch.add_argument("--nodes", type=int, help="how many nodes the engine is to find (1)")
-    launch.add_argument("--image", metavar="URI", help="what pods of --engine kubernetes run")
-    launch.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine")
-    launch.add_argument("--dry-run", action="store_true", help="print what would be started")
+    launch.add_argument("--port", type=int, default=MASTER_PORT, help="port of torchrun's rendezvous on the first host")
+    launch.add_argument("--rsh", default="ssh", metavar="COMMAND", help="replacement of ssh")
+    launch.add_argument("--engine", choices=ENGINES, help="scheduler that runs the job in place of ssh")
+    launch.add_argument("--nodes", type=int, help="number of nodes for --engine (default: 1)")
+    launch.add_argument("--image", metavar="URI", help="container image for --engine kubernetes")
+    launch.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="engine option")
+    launch.add_argument("--dry-run", action="store_true", help="print the commands without starting them")
     return launch
 
 
@@ -109,19 +116,18 @@ def _source(given: argparse.Namespace) -> tuple[str, str | None]:
     return Path(given.script).name, str(Path(given.script).parent)
 
 
-def _check_files(script: str, source_dir: str | None, places: dict[str, str], jobs: Path, by_default: bool) -> None:
-    """Checks the files of a job before --dry-run shows it. by_default: the command line does not name source_dir.
-
-    Raises ValueError.
-    """
-    source.check(source_dir, script)
-    for place in places.values():
-        inputs.local_path(place)
-    if by_default and not source.fits(Path(source_dir or "."), jobs, _MOST_BYTES, _MOST_FILES):
-        raise ValueError(
-            f"the folder {source_dir!r} of {script} is sent to the ranks, and has more than {_MOST_BYTES >> 20} MiB or "
-            f"{_MOST_FILES} files: put the files of the script into a separate folder, or give --script-only"
-        )
+def _check_default_folder(script: str, source_dir: str, jobs: Path) -> None:
+    """Raises ValueError if the folder of the script cannot be sent to the ranks."""
+    try:
+        if not source.oversize(Path(source_dir), jobs, _MOST_BYTES, _MOST_FILES, source.IGNORED_BY_DEFAULT):
+            return
+        reason = f"has more than {_MOST_BYTES >> 20} MiB or {_MOST_FILES} files"
+    except OSError as error:
+        reason = f"cannot be read ({_reason(error)})"
+    raise ValueError(
+        f"the folder {source_dir!r} of {script}, which is sent to the ranks by default, {reason}: give --script-only "
+        "to send the script alone, or --source-dir to send another folder"
+    )
 
 
 def _reason(error: Exception) -> str:

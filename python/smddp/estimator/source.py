@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from smddp.estimator.job import Folder, is_job_folder
 
-IGNORED = ("__pycache__", ".git")
+IGNORED: tuple[str, ...] = ("__pycache__", ".git")
+#: Names in the folder of a script that are not copied unless the caller names that folder: hidden files may be secrets.
+IGNORED_BY_DEFAULT: tuple[str, ...] = (".*", "__pycache__", "node_modules", "venv")
 
 
 def ignored(patterns: Iterable[str]) -> Callable[[str], bool]:
@@ -37,6 +40,10 @@ def copy(
     script = check(source_dir, entry_point)
     if source_dir is not None:
         _copy_tree(Path(source_dir), folder.code, jobs, patterns)
+        copied = folder.code / entry_point
+        if not copied.exists():  # a pattern matches its name
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(script, copied)
     else:
         shutil.copy(script, folder.code)
     for each in dependencies:
@@ -65,40 +72,57 @@ def check(source_dir: str | None, entry_point: str) -> Path:
     return script
 
 
-def fits(source: Path, jobs: Path, most_bytes: int, most_files: int, patterns: Iterable[str] = IGNORED) -> bool:
-    """Returns whether the files that `copy` takes from a folder are at most `most_bytes` and `most_files`."""
-    left_out, size, count = _without_jobs(source, jobs, patterns), 0, 0
-    for folder, folders, names in os.walk(source):
-        without = left_out(folder, [*folders, *names])
-        folders[:] = [name for name in folders if name not in without]
-        kept = [Path(folder, name) for name in names if name not in without]
+def oversize(source: Path, jobs: Path, most_bytes: int, most_files: int, patterns: Iterable[str] = IGNORED) -> bool:
+    """Returns whether the files that `copy` takes from a folder are more than `most_bytes` or `most_files`.
+
+    Raises OSError for a file or folder that cannot be read.
+    """
+    left_out, is_ignored, size, count = _left_out(source, jobs, patterns), ignored(patterns), 0, 0
+    for folder, folders, names in os.walk(source, followlinks=True, onerror=_fail):
+        entries = [name for name in [*folders, *names] if not is_ignored(name)]
+        if len(entries) > most_files:  # before it reads the status of each entry
+            return True
+        without = left_out(folder, entries)
+        folders[:] = [name for name in folders if name in entries and name not in without]
+        kept = [Path(folder, name) for name in names if name in entries and name not in without]
+        for path in kept:
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            size += path.stat().st_size
         count += len(kept) + len(folders)
-        size += sum(path.stat().st_size for path in kept if path.is_file())
         if size > most_bytes or count > most_files:
-            return False
-    return True
+            return True
+    return False
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _copy_tree(source: Path, to: Path, jobs: Path, patterns: Iterable[str]) -> None:
-    shutil.copytree(source, to, dirs_exist_ok=True, ignore=_without_jobs(source, jobs, patterns))
+    shutil.copytree(source, to, dirs_exist_ok=True, ignore=_left_out(source, jobs, patterns))
 
 
-def _without_jobs(source: Path, jobs: Path, patterns: Iterable[str]) -> Callable[[str, list[str]], set[str]]:
-    """Returns a filter for copytree: without the folders of jobs, links to a folder around the source, broken links.
+def _left_out(source: Path, jobs: Path, patterns: Iterable[str]) -> Callable[[str, list[str]], set[str]]:
+    """Returns a filter for copytree, which follows links to folders.
 
-    The first two would copy a folder into itself.
+    It omits the folders of jobs, links to a folder around the source, folders inside themselves by a link, broken links
+    and files that are not regular (sockets, FIFOs, devices). The first three would copy a folder into itself.
     """
     top, jobs, is_ignored = source.resolve(), jobs.resolve(), ignored(patterns)
     jobs_inside = top in jobs.parents
 
     def left_out(folder: str, entries: list[str]) -> set[str]:
-        found = set()
+        here = Path(folder)
+        inside = len(here.relative_to(source).parts)
+        chain = {each.resolve() for each in [here, *here.parents][: inside + 1]}
+        real_folder, found = here.resolve(), set()
         for entry in entries:
-            path = Path(folder, entry)
-            real = path.resolve()
-            unusable = path.is_symlink() and (real == top or real in top.parents or not real.exists())
+            path = here / entry
+            real = path.resolve() if path.is_symlink() else real_folder / entry
+            recursive = real in chain or (path.is_symlink() and real in top.parents)
             of_jobs = is_job_folder(path) or (jobs_inside and (real == jobs or jobs in real.parents))
-            if is_ignored(entry) or unusable or of_jobs:
+            if is_ignored(entry) or recursive or of_jobs or not (path.is_file() or path.is_dir()):
                 found.add(entry)
         return found
 

@@ -106,7 +106,12 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
             cli.speed
         )));
     }
-    if let (None, Some(path)) = (&cli.store, &cli.json) {
+    let get = |name: &str| std::env::var(name).ok();
+    let launched = match cli.here && cli.store.is_none() {
+        true => LaunchEnvironment::single(),
+        false => LaunchEnvironment::detect(&get, cli.port, std::os::unix::process::parent_id())?,
+    };
+    if let (None, 0, Some(path)) = (&cli.store, launched.rank, &cli.json) {
         crate::simulate::check_writable(path)?;
     }
     let dumps = dump::read(&cli.dumps)?;
@@ -121,11 +126,6 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
     if cli.store.is_some() {
         launch::follow_parent()?;
     }
-    let get = |name: &str| std::env::var(name).ok();
-    let launched = match cli.here && cli.store.is_none() {
-        true => LaunchEnvironment::single(),
-        false => LaunchEnvironment::detect(&get, cli.port, std::os::unix::process::parent_id())?,
-    };
     if cli.store.is_none() && launched.address.is_none() {
         let most = |process: &Process| {
             process.groups.iter().filter_map(|g| Some(g.operations.as_ref()?.len())).max().unwrap_or(0)

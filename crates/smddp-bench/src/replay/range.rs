@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use super::dump::{Group, Outcome};
+use super::dump::{Group, Operation, Outcome};
 use super::group_error::{GroupError, Kind};
 
 /// Age above which an unfinished call is a hang. A younger call was truncated by the dump.
 const HANGS_NS: u64 = 1_000_000_000;
+
+/// Collectives that a rank may finish before all ranks made the call.
+const ROOTED: [&str; 4] = ["broadcast", "reduce", "gather", "scatter"];
 
 /// A group's dumps, in the order of its ranks.
 pub(crate) struct Members<'a> {
@@ -53,21 +56,14 @@ pub(crate) fn range(
         // The creation of the group in the replay is the same call.
         first = here;
     }
-    let hangs = members.groups.iter().zip(&members.dumped).any(|(group, dumped)| {
-        group.error.is_some()
-            || group.operations.iter().flatten().any(|op| match op.outcome {
-                Outcome::Ok => false,
-                Outcome::Failed => true,
-                Outcome::Running => dumped.saturating_sub(op.submitted_ns) >= HANGS_NS,
-            })
+    let failed = members.groups.iter().any(|group| {
+        group.error.is_some() || group.operations.iter().flatten().any(|op| op.outcome == Outcome::Failed)
     });
-    if hangs {
+    if failed || hang(members).is_some() {
         if let Some((death, number)) = first_timeout(members, clock) {
             for (rank, group) in members.groups.iter().enumerate() {
                 let process = members.processes[rank];
-                let late = |op: &&super::dump::Operation| {
-                    op.seq >= number && clock(process, op.submitted_ns) > death
-                };
+                let late = |op: &&Operation| op.seq >= number && clock(process, op.submitted_ns) > death;
                 if let Some(op) = group.operations.iter().flatten().find(late) {
                     ends[rank] = ends[rank].min(op.seq);
                     note(format!(
@@ -90,7 +86,8 @@ pub(crate) fn range(
     Range { first, ends }
 }
 
-/// Returns the hang of a group whose dumps contain no error: its first call that some ranks have awaited for a second or longer.
+/// Returns the hang of a group whose dumps contain no error: its first call that some ranks have awaited for a second or longer,
+/// if other ranks did not make it. Without a missing rank the call is slow.
 pub(crate) fn hang(members: &Members<'_>) -> Option<GroupError> {
     let waiting = members.groups.iter().zip(&members.dumped).flat_map(|(group, dumped)| {
         let calls = group.operations.iter().flatten();
@@ -102,15 +99,23 @@ pub(crate) fn hang(members: &Members<'_>) -> Option<GroupError> {
     let waiting: Vec<_> = waiting.collect();
     let number = waiting.iter().map(|(seq, ..)| *seq).min()?;
     let (_, age, call) = waiting.iter().filter(|(seq, ..)| *seq == number).max_by_key(|(_, age, _)| *age)?;
-    let called = |group: &Group| group.operations.iter().flatten().any(|op| op.seq == number);
+    let name = call.call.split('(').next().unwrap_or_default();
+    // All ranks made the call before the first one finished it; the dump of a missing rank is older than the call.
+    let finished = |op: &Operation| op.seq == number && op.outcome == Outcome::Ok;
+    let mut recorded = members.groups.iter().flat_map(|group| group.operations.iter().flatten());
+    if !ROOTED.contains(&name) && recorded.any(finished) {
+        return None;
+    }
+    // A rank with a later call made this one too, which its recorder may have dropped.
+    let called = |group: &Group| group.operations.iter().flatten().any(|op| op.seq >= number);
     let missing = (0..).zip(&members.groups).filter(|(_, group)| !called(group));
     let about: BTreeSet<String> = missing.map(|(rank, _): (usize, _)| format!("rank {rank}")).collect();
-    let name = call.call.split('(').next().unwrap_or_default();
-    let mut text = format!("hanging in {name} #{number} for {:.0} s", *age as f64 / 1e9);
-    if !about.is_empty() {
-        let ranks: Vec<&str> = about.iter().map(String::as_str).collect();
-        text += &format!(", missing: {}", ranks.join(", "));
+    if about.is_empty() {
+        return None;
     }
+    let ranks: Vec<&str> = about.iter().map(String::as_str).collect();
+    let seconds = *age as f64 / 1e9;
+    let text = format!("hanging in {name} #{number} for {seconds:.0} s, missing: {}", ranks.join(", "));
     Some(GroupError { kind: Kind::Timeout, number: Some(number), about, text })
 }
 
@@ -138,4 +143,59 @@ fn first_timeout(members: &Members<'_>, clock: &dyn Fn(usize, u64) -> u64) -> Op
         failed.filter_map(move |op| Some((clock(process, op.ended_ns?), op.seq)))
     });
     failed.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn operation(seq: u64, name: &str, outcome: Outcome) -> Operation {
+        let ended_ns = (outcome == Outcome::Ok).then_some(2);
+        let call = format!("{name}(2 elements of float32)");
+        Operation { seq, call, bytes: 8, submitted_ns: 1, ended_ns, seconds: 0.0, outcome }
+    }
+
+    /// Returns the text of the hang, and the range's end on each rank. The dumps are a minute younger than the calls.
+    fn found(ranks: &[&[(u64, Outcome)]], name: &str) -> (Option<String>, Vec<u64>) {
+        let group = |(rank, calls): (usize, &&[(u64, Outcome)])| Group {
+            name: "0".to_owned(),
+            rank,
+            size: ranks.len(),
+            nodes: 1,
+            error: None,
+            operations: Some(calls.iter().map(|&(seq, outcome)| operation(seq, name, outcome)).collect()),
+            messages: Vec::new(),
+        };
+        let groups: Vec<Group> = ranks.iter().enumerate().map(group).collect();
+        let members = Members {
+            name: "0".to_owned(),
+            processes: (0..ranks.len()).collect(),
+            groups: groups.iter().collect(),
+            dumped: vec![60 * SECOND; ranks.len()],
+        };
+        let ends = range(&members, &|_, time| time, &mut Vec::new()).ends;
+        (hang(&members).map(|error| error.text), ends)
+    }
+
+    #[test]
+    fn long_call_is_a_hang_only_if_a_rank_is_missing() {
+        use Outcome::{Ok, Running};
+        let before = (1, Ok);
+        let missing = |name: &str| Some(format!("hanging in {name} #2 for 60 s, missing: rank 1"));
+        let hangs = found(&[&[before, (2, Running)], &[before], &[before, (2, Running)]], "all_reduce");
+        assert_eq!(hangs, (missing("all_reduce"), vec![3, 2, 3]));
+        let slow = found(&[&[before, (2, Running)], &[before, (2, Running)]], "all_reduce");
+        assert_eq!(slow, (None, vec![3, 3]));
+        // The dump of rank 1 is older than the call.
+        let ranks: [&[_]; 3] = [&[before, (2, Running)], &[before], &[before, (2, Ok), (3, Ok)]];
+        assert_eq!(found(&ranks, "all_gather"), (None, vec![2, 2, 2]));
+        // The root of a broadcast finishes without the other ranks.
+        assert_eq!(found(&ranks, "broadcast"), (missing("broadcast"), vec![3, 2, 4]));
+        // The recorder of rank 1 has newer calls only.
+        let newer =
+            found(&[&[before, (2, Running), (3, Running)], &[(3, Running), (4, Running)]], "all_reduce");
+        assert_eq!(newer, (None, vec![4, 4]));
+    }
 }

@@ -157,8 +157,6 @@ fn algorithm_of_a_gather_depends_on_the_network() {
     assert_eq!(over(LONG_PATH, 8 * KIB), Algorithm::HierMesh);
 }
 
-/// `hier-log` runs its rounds in one loop. An all_gather of 16 MiB on 4 nodes at 1 Gbit/s with a round
-/// trip of 10 ms takes 491 ms; by the ring 105 ms.
 /// A busy host delays the messages of the measurement. Each rank of a mesh needs a connection to every other node.
 #[test]
 fn delays_of_a_busy_host_cause_no_mesh_of_many_nodes() {
@@ -178,6 +176,8 @@ fn delays_of_a_busy_host_cause_no_mesh_of_many_nodes() {
     }
 }
 
+/// `hier-log` runs its rounds in one loop. An all_gather of 16 MiB on 4 nodes at 1 Gbit/s with a round
+/// trip of 10 ms takes 491 ms; by the ring 105 ms.
 #[test]
 fn large_gathers_on_long_paths_avoid_one_round_trip_per_iteration() {
     for latency_ns in [0.63e6, 2.5e6, 6.3e6, 25e6] {
