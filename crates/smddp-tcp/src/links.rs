@@ -4,7 +4,7 @@
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_base::{CloseOnFork, lock};
 
@@ -32,7 +32,8 @@ pub struct LinkStats {
     pub min_round_trip: Option<Duration>,
     /// Newest delivery rate in bytes per second; `None` if this rank sent too little to fill the path.
     pub delivery_rate: Option<u64>,
-    /// Acknowledged bytes per second of the time in which data was in flight; `None` if there was no such time.
+    /// Acknowledged bytes per second of the time in which data was in flight, since an earlier reading or the start;
+    /// `None` if there was no such time.
     pub mean_rate: Option<u64>,
     /// Share of that time in which the peer's receive window was full.
     pub receiver_limited: f64,
@@ -44,10 +45,48 @@ pub struct LinkStats {
     pub retransmits: u32,
 }
 
+/// Minimum age of the reading since which the mean rate is taken, and minimum bytes sent since then. Readings without
+/// traffic in between keep the earlier rate.
+const MIN_AGE: Duration = Duration::from_secs(5);
+const MIN_SENT: u64 = 16 << 20;
+
+/// Totals of a connection: acknowledged bytes, and microseconds with data in flight and with a full receive window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Totals {
+    sent: u64,
+    busy: u64,
+    receiver_limited: u64,
+}
+
+/// Interval of the mean rate.
+#[derive(Default)]
+struct Interval {
+    /// Totals at its start.
+    start: Totals,
+    /// Later reading, at which the next interval starts.
+    next: Option<(Instant, Totals)>,
+}
+
+impl Interval {
+    /// Returns the totals since the start of the interval. Starts the next one if it has enough time and traffic.
+    fn since_start(&mut self, now: Instant, totals: Totals) -> Totals {
+        let (at, next) = *self.next.get_or_insert((now, totals));
+        if now.duration_since(at) >= MIN_AGE && totals.sent.saturating_sub(next.sent) >= MIN_SENT {
+            (self.start, self.next) = (next, Some((now, totals)));
+        }
+        Totals {
+            sent: totals.sent.saturating_sub(self.start.sent),
+            busy: totals.busy.saturating_sub(self.start.busy),
+            receiver_limited: totals.receiver_limited.saturating_sub(self.start.receiver_limited),
+        }
+    }
+}
+
 /// Open connection of a wire.
 struct OpenLink {
     peer: usize,
     socket: Weak<CloseOnFork<TcpStream>>,
+    interval: Interval,
 }
 
 /// Open connections of one group.
@@ -59,34 +98,46 @@ impl OpenLinks {
     pub(super) fn add(&self, peer: usize, socket: &Arc<CloseOnFork<TcpStream>>) {
         let mut open = lock(&self.0);
         open.retain(|link| link.socket.strong_count() > 0);
-        open.push(OpenLink { peer, socket: Arc::downgrade(socket) });
+        open.push(OpenLink { peer, socket: Arc::downgrade(socket), interval: Interval::default() });
     }
 
     /// Returns the statistics of all open connections.
     pub(super) fn stats(&self) -> Vec<LinkStats> {
-        // Sockets are closed outside of the lock, if their wire drops them during this call.
-        let open: Vec<_> =
-            lock(&self.0).iter().filter_map(|link| Some((link.peer, link.socket.upgrade()?))).collect();
-        open.iter().filter_map(|(peer, socket)| stats(*peer, socket)).collect()
+        let (mut open, now) = (lock(&self.0), Instant::now());
+        let mut found = Vec::with_capacity(open.len());
+        // If the wire drops a connection during this call, its socket is closed after the lock is released.
+        let mut sockets = Vec::with_capacity(open.len());
+        for link in open.iter_mut() {
+            let Some(socket) = link.socket.upgrade() else { continue };
+            found.extend(stats(link.peer, &socket, &mut link.interval, now));
+            sockets.push(socket);
+        }
+        drop(open);
+        found
     }
 }
 
-fn stats(peer: usize, socket: &TcpStream) -> Option<LinkStats> {
+fn stats(peer: usize, socket: &TcpStream, interval: &mut Interval, now: Instant) -> Option<LinkStats> {
     let info = KernelInfo::of(socket.as_raw_fd())?;
     let micros = |at| info.u32_at(at).map(|value| Duration::from_micros(value.into()));
-    let sent = info.u64_at(BYTES_ACKED).unwrap_or(0);
-    let busy = info.u64_at(BUSY_TIME).filter(|&busy| busy > 0);
+    let total = |at| info.u64_at(at).unwrap_or(0);
+    let totals = Totals {
+        sent: total(BYTES_ACKED),
+        busy: total(BUSY_TIME),
+        receiver_limited: total(RECEIVER_LIMITED_TIME),
+    };
+    let recent = interval.since_start(now, totals);
+    let per_busy = |value: u64| (recent.busy > 0).then(|| value as f64 / recent.busy as f64);
     let is_path_full = info.0[APP_LIMITED] & 1 == 0;
     Some(LinkStats {
         peer,
         round_trip: micros(ROUND_TRIP)?,
         min_round_trip: info.min_round_trip(),
         delivery_rate: info.u64_at(DELIVERY_RATE).filter(|&rate| is_path_full && rate > 0),
-        mean_rate: busy.map(|busy| (sent as f64 * 1e6 / busy as f64) as u64),
-        receiver_limited: busy
-            .map_or(0.0, |busy| info.u64_at(RECEIVER_LIMITED_TIME).unwrap_or(0) as f64 / busy as f64),
-        sent,
-        received: info.u64_at(BYTES_RECEIVED).unwrap_or(0),
+        mean_rate: per_busy(recent.sent).map(|rate| (1e6 * rate) as u64),
+        receiver_limited: per_busy(recent.receiver_limited).unwrap_or(0.0),
+        sent: totals.sent,
+        received: total(BYTES_RECEIVED),
         retransmits: info.u32_at(TOTAL_RETRANSMITS).unwrap_or(0),
     })
 }
@@ -164,6 +215,25 @@ mod tests {
         drop(ours);
         assert_eq!(links.stats(), []);
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the table keeps a connection open");
+    }
+
+    #[test]
+    fn mean_rate_follows_a_link_that_becomes_slow_and_keeps_its_value_without_traffic() {
+        let (begin, mut interval) = (Instant::now(), Interval::default());
+        let mut read = |seconds, mebibytes: u64, busy| {
+            let totals = Totals { sent: mebibytes << 20, busy, receiver_limited: busy / 2 };
+            let recent = interval.since_start(begin + Duration::from_secs(seconds), totals);
+            assert_eq!(recent.receiver_limited, recent.busy / 2);
+            (recent.sent >> 20, recent.busy)
+        };
+        assert_eq!(read(0, 1000, 10), (1000, 10));
+        // Too early, and too few bytes.
+        assert_eq!(read(4, 1100, 20), (1100, 20));
+        assert_eq!(read(9, 1015, 30), (1015, 30));
+        // From the first reading on.
+        assert_eq!(read(10, 1100, 110), (100, 100));
+        assert_eq!(read(1000, 1100, 110), (100, 100));
+        assert_eq!(read(1010, 1116, 210), (16, 100));
     }
 
     #[test]
