@@ -77,7 +77,7 @@ def test_rate_that_the_link_does_not_limit_is_not_reported(values: dict[str, Any
     assert texts(rank(0, link(2, **{**SLOW, **values}))) == []
 
 
-def test_assumed_estimate_is_no_reference_but_the_median_of_the_other_links_is():
+def test_links_are_compared_with_their_median_without_a_measured_estimate():
     slow = link(2, min_rtt_us=5000, **SLOW)
     assert texts(rank(0, slow, basis="default")) == []
     others = [rank(number, link(0), link(1), basis="default") for number in (2, 3)]

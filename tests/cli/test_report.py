@@ -81,6 +81,6 @@ def test_ranks_of_a_job_report_their_groups_while_these_are_open():
         assert lines[0].startswith(f"smddp: rank {rank} ")
         (row,) = [line.split() for line in lines if " all_reduce " in line]
         assert row[1:4] == ["2", "all_reduce", "5"], lines
-        # The ratio depends on the machine's load.
-        assert float(row[-1]) > 0, lines
+        # Clocks of two processes may differ by more than the time of such a small call, which then has no ratio.
+        assert row[-1] == "-" or float(row[-1]) > 0, lines
         assert lines[-1] == "no open group of smddp in this process has made a call"
