@@ -91,6 +91,20 @@ def test_json_has_all_ranks_and_the_verdict(job: list[int], seen_from: Callable[
     assert one["waits_long"] and not one["silent"] and f"pid {job[LATE]}" in one["verdict"][0]
 
 
+def test_json_has_the_links_of_all_nodes(job: list[int], seen_from: Callable[..., tuple[int, str]]):
+    found = json.loads(until(lambda: (result := seen_from([job[0]], as_json=True))[0] == 3 and result[1]))
+    joined = set()
+    for one in found["processes"]:
+        (world,) = (group for group in one["groups"] if group["name"] == "world")
+        assert world["network"]["latency_us"] > 0, world
+        for link in world["links"]:
+            assert link["min_rtt_us"] is not None and link["sent_bytes"] + link["received_bytes"] > 100, link
+            joined.add(frozenset((world["rank"], link["peer"])))
+    # Each rank has a connection, and each connection has two ranks.
+    assert set().union(*joined) == set(range(RANKS)) and all(len(pair) == 2 for pair in joined), joined
+    assert "slow_links" in found["jobs"][0]
+
+
 def test_one_host_alone_does_not_query_the_others(job: list[int], seen_from: Callable[..., tuple[int, str]]):
     _, text = until(lambda: (result := seen_from([job[0], job[1]], host_only=True))[0] == 3 and result)
     assert "the state of 2 of its 4 ranks is unknown" in text.splitlines()[0], text

@@ -55,7 +55,7 @@ def dump(number: int = 0) -> dict[str, Any]:
             {"seq": 3, "what": "all_reduce #3", "call": "all_reduce()", "seconds": 7.5, "message": None},
             {**MESSAGE, "message": {"sends": True, "peer": 1 - number, "tag": 0}},
         ],
-        "nodes": [0, 0],
+        "nodes": 1,
         "way": "shm",
         "error": None,
         "finished": 2,

@@ -46,15 +46,23 @@ def test_report_shows_totals_times_and_the_wait_for_the_late_rank():
     assert columns.split() == list(report._HEAD)
     assert row.split("  ")[0] == "0" and "1204" in row and "1.5 GiB" in row and "40.00 ms" in row and "1.2 s" in row
     # Rank 0 waits 30 of 40 ms for rank 1, which waits for nothing.
-    assert row.endswith("75 %")
+    assert "75 %" in row
     assert "the newest 30 operations" in foot and "over 2.9 s" in foot
     assert late.startswith("rank 1 was last in 100%")
-    assert report.lines(job[1], MOVED, job)[2].endswith("0 %")
+    assert " 0 % " in report.lines(job[1], MOVED, job)[2]
 
 
 def test_report_without_the_other_ranks_shows_no_wait():
     row = report.lines(of_rank(0, 0), MOVED, [])[2]
     assert row.endswith("-") and "1204" in row
+
+
+def test_report_compares_the_shortest_time_with_the_prediction():
+    """Calls end 10 ms after the late rank's, and the model predicts 4 ms."""
+    job = [of_rank(0, 0), of_rank(1, 30_000_000)]
+    for one in job:
+        assert report.lines(one, MOVED, job, lambda _group, _op: 4e-3)[2].endswith("2.5")
+        assert report.lines(one, MOVED, job)[2].endswith(" -")
 
 
 def test_report_escapes_names_of_groups():
@@ -73,4 +81,6 @@ def test_ranks_of_a_job_report_their_groups_while_these_are_open():
         assert lines[0].startswith(f"smddp: rank {rank} ")
         (row,) = [line.split() for line in lines if " all_reduce " in line]
         assert row[1:4] == ["2", "all_reduce", "5"], lines
+        # Clocks of two processes may differ by more than the time of such a small call, which then has no ratio.
+        assert row[-1] == "-" or float(row[-1]) > 0, lines
         assert lines[-1] == "no open group of smddp in this process has made a call"

@@ -14,11 +14,17 @@ def families() -> dict[str, set[str]]:
     from smddp.observability.metrics import Metrics
     from smddp.observability.stragglers import Straggler
 
-    operation = {"seq": 1, "what": "all_reduce #1", "outcome": "ok", "seconds": 1e-3}
+    times = {"submitted_ns": 1, "started_ns": 1, "ended_ns": 1_000_001, "seconds": 1e-3}
+    operation = {"seq": 1, "what": "all_reduce #1", "call": "all_reduce()", "bytes": 4, "outcome": "ok", **times}
     failed = {**operation, "seq": 2, "outcome": "failed"}
-    group = {"name": "0", "size": 2, "error": None, "present": None, "operations": [operation, failed]}
+    link = {"peer": 1, "min_rtt_us": 9, "delivery_bytes_per_s": None, "mean_bytes_per_s": None, "sent_bytes": 0}
+    between = {
+        "network": {"latency_us": 9, "bytes_per_s": 9, "basis": "set"},
+        "links": [{**link, "receiver_limited": 0}],
+    }
+    group = {"name": "0", "size": 2, "error": None, "present": None, "operations": [operation, failed], **between}
     moved = {"group": "0", "collective": "all_reduce", "algorithm": "mesh", "way": "shm", "nodes": 1}
-    metrics = Metrics(0)
+    metrics = Metrics(0, lambda _group, _op: 1e-3)
     metrics.update(
         {"version": "1", "host": "h", "pid": 1, "groups": [group]},
         [{**moved, "operations": 1, "bytes": 8, "crossed": 0}],

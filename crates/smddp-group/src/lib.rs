@@ -24,4 +24,4 @@ pub use channels::Carrier;
 pub use facts::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankFacts};
 pub use joint::{Group, GroupInfo, Health, Messages, ProbeContacts, RecvTarget, RoutedChannels, Routes};
 pub use rank_info::{RankInfo, RankInfoError};
-pub use smddp_tcp::status_query;
+pub use smddp_tcp::{links, status_query};

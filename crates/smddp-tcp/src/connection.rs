@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -25,12 +26,13 @@ use super::connecting::{ConnectError, Connecting};
 use super::dial::{Keepalive, configure, zero_if_blocked};
 use super::endpoint::FrameConnection;
 use super::frame_reader::{ReadOutcome, Reader};
+use super::links::{KernelInfo, OpenLinks};
 use super::seal::Seal;
 
 enum Link {
     /// Not established; it carries no frames yet.
     Connecting(Box<Connecting>),
-    Open(CloseOnFork<TcpStream>),
+    Open(Arc<CloseOnFork<TcpStream>>),
 }
 
 impl Link {
@@ -82,7 +84,7 @@ impl Connection {
         configure(&accepted.stream, peer_timeout, Keepalive::Slow)?;
         Ok(Self {
             seal: accepted.seal,
-            ..Self::new(accepted.rank, accepted.class, Link::Open(accepted.stream))
+            ..Self::new(accepted.rank, accepted.class, Link::Open(Arc::new(accepted.stream)))
         })
     }
 
@@ -106,10 +108,17 @@ impl Connection {
     pub(super) fn step(&mut self) -> Result<bool, ConnectError> {
         let Link::Connecting(connecting) = &mut self.link else { return Ok(true) };
         if let Some((seal, socket)) = connecting.poll()? {
-            (self.seal, self.link) = (seal, Link::Open(socket));
+            (self.seal, self.link) = (seal, Link::Open(Arc::new(socket)));
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Adds the connection to the table of open connections, if it is established.
+    pub(super) fn publish(&self, links: &OpenLinks) {
+        if let Link::Open(socket) = &self.link {
+            links.add(self.peer, socket);
+        }
     }
 
     /// Does what is due for a connection attempt by `now`: a retry, or its failure.
@@ -173,7 +182,7 @@ impl Connection {
                     let encrypted = seal.encryptor.encrypt([&head, body]);
                     seal.encryptor.write_to(socket).map(|_| encrypted)
                 }
-                None => zero_if_blocked(send(&**socket, &[IoSlice::new(&head), IoSlice::new(body)])),
+                None => zero_if_blocked(send(&***socket, &[IoSlice::new(&head), IoSlice::new(body)])),
             };
             match sent {
                 Ok(n) => written = n,
@@ -230,7 +239,7 @@ impl Connection {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = zero_if_blocked(send(&**socket, &slices)) else {
+            let Ok(written) = zero_if_blocked(send(&***socket, &slices)) else {
                 self.fail_send(sent);
                 return true;
             };
@@ -309,7 +318,7 @@ impl Connection {
 
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match (&self.link, &mut self.seal) {
-            (Link::Open(socket), None) => self.reader.poll(&mut &**socket, self.peer, sink),
+            (Link::Open(socket), None) => self.reader.poll(&mut &***socket, self.peer, sink),
             (Link::Open(socket), Some(seal)) => {
                 self.reader.poll(&mut seal.decryptor.reader(socket), self.peer, sink)
             }
@@ -410,25 +419,7 @@ impl Connection {
 
     /// Returns the kernel's minimum round-trip time on this connection.
     pub(super) fn round_trip(&self) -> Option<Duration> {
-        /// Offset of `tcpi_min_rtt` in the kernel's `tcp_info`, in bytes. The value is in microseconds; all ones:
-        /// nothing was acknowledged yet.
-        const MIN_RTT: usize = 148;
-        let socket = self.open()?.as_raw_fd();
-        let mut info = [0u8; MIN_RTT + 4];
-        let mut bytes = info.len() as libc::socklen_t;
-        // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
-        let result = unsafe {
-            libc::getsockopt(
-                socket,
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                info.as_mut_ptr().cast(),
-                &raw mut bytes,
-            )
-        };
-        let available = result == 0 && bytes as usize == info.len();
-        let minimum = u32::from_ne_bytes(*info.last_chunk()?);
-        (available && minimum != u32::MAX).then(|| Duration::from_micros(minimum.into()))
+        KernelInfo::of(self.open()?.as_raw_fd())?.min_round_trip()
     }
 
     /// Sets the size of the kernel's send buffer.

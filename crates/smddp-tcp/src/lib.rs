@@ -30,6 +30,8 @@ mod frame_reader;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod host_liveness;
+#[allow(unsafe_code)]
+pub mod links;
 mod process_liveness;
 mod seal;
 pub mod sideband;

@@ -9,6 +9,7 @@ use smddp_net::interface::SelectedInterface;
 use super::address::{Credential, TcpAddress};
 use super::deadlock_probe::ProbeSender;
 use super::endpoint::GroupListener;
+use super::links::OpenLinks;
 use super::status_query::StatusPeers;
 use super::straggler_query::StragglerQuery;
 
@@ -19,6 +20,8 @@ pub struct Sideband {
     credential: Credential,
     /// Addresses by rank; `None` for a rank that is not reachable this way.
     addresses: Arc<[Option<TcpAddress>]>,
+    /// Open connections of the group's wire.
+    pub(super) links: Arc<OpenLinks>,
 }
 
 impl Sideband {
@@ -37,7 +40,7 @@ impl Sideband {
         let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
         let addresses = addresses.map(|address| address.map(here)).collect();
         group_listener.endpoint.serve();
-        Some(Self { me, group_listener, credential, addresses })
+        Some(Self { me, group_listener, credential, addresses, links: Arc::default() })
     }
 
     /// Returns the network interface of this process.
@@ -72,7 +75,11 @@ impl Sideband {
 
     /// Returns the ranks of other nodes, for status queries.
     pub fn status_peers(&self) -> StatusPeers {
-        StatusPeers { credential: self.credential.clone(), addresses: self.addresses.clone() }
+        StatusPeers {
+            credential: self.credential.clone(),
+            addresses: self.addresses.clone(),
+            links: self.links.clone(),
+        }
     }
 
     /// Returns the sender of deadlock probes to the other ranks.

@@ -17,6 +17,7 @@ use smddp_net::token::Keys;
 
 use super::address::{Credential, TcpAddress};
 use super::dial::{Dial, SILENT, is_host_silent, is_local_error};
+use super::links::{LinkStats, OpenLinks};
 use super::seal::{Decryptor, Encryptor};
 
 /// Maximum bytes of a reply, for some thousand groups.
@@ -67,6 +68,8 @@ pub struct StatusPeers {
     pub(super) credential: Credential,
     /// Addresses by rank; `None` for a rank of this node.
     pub(super) addresses: Arc<[Option<TcpAddress>]>,
+    /// Open connections of this rank.
+    pub(super) links: Arc<OpenLinks>,
 }
 
 impl StatusPeers {
@@ -74,6 +77,11 @@ impl StatusPeers {
     pub fn ranks(&self) -> impl Iterator<Item = (usize, SocketAddr)> + '_ {
         let socket = |(rank, address): (usize, &Option<TcpAddress>)| Some((rank, address.as_ref()?.socket));
         self.addresses.iter().enumerate().filter_map(socket)
+    }
+
+    /// Returns the kernel's statistics of this rank's open TCP connections with ranks of other nodes.
+    pub fn links(&self) -> Vec<LinkStats> {
+        self.links.stats()
     }
 }
 
@@ -234,7 +242,11 @@ mod tests {
         let address = |listener: &&TcpListener| {
             Some(TcpAddress { socket: listener.local_addr().unwrap(), listener_id: Default::default() })
         };
-        StatusPeers { credential: credential(0), addresses: listeners.iter().map(address).collect() }
+        StatusPeers {
+            credential: credential(0),
+            addresses: listeners.iter().map(address).collect(),
+            links: Arc::default(),
+        }
     }
 
     /// Completes one handshake and then writes these bytes, in two parts.
@@ -293,7 +305,11 @@ mod tests {
     fn ranks_without_an_address_have_a_reason() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = peers(&[&listener]).addresses[0].clone();
-        let peers = StatusPeers { credential: credential(0), addresses: [None, address].into() };
+        let peers = StatusPeers {
+            credential: credential(0),
+            addresses: [None, address].into(),
+            links: Arc::default(),
+        };
         let socket = listener.local_addr().unwrap();
         assert_eq!(peers.ranks().collect::<Vec<_>>(), [(1, socket)]);
         assert!(query(&[(&peers, 0), (&peers, 7)]).iter().all(Result::is_err));

@@ -36,6 +36,17 @@ _PENDING = {
     "seconds": float,
     "message": or_null({"sends": bool, "peer": or_null(int)}),
 }
+_LINK = {
+    "peer": int,
+    "rtt_us": int,
+    "min_rtt_us": or_null(int),
+    "delivery_bytes_per_s": or_null(int),
+    "mean_bytes_per_s": or_null(int),
+    "receiver_limited": float,
+    "sent_bytes": int,
+    "received_bytes": int,
+    "retransmits": int,
+}
 # A name with a question mark is absent in dumps of older versions.
 _GROUP = {
     "id?": or_null(str),
@@ -43,6 +54,9 @@ _GROUP = {
     "recorded?": bool,
     "finished?": int,
     "pending?": [_PENDING],
+    "nodes?": int,
+    "network?": or_null({"latency_us": float, "bytes_per_s": float, "basis": str}),
+    "links?": [_LINK],
     "name": str,
     "rank": int,
     "size": int,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# Maximum time of an update for predictions of calls that no earlier update has predicted.
+_SIMULATION_SECONDS = 0.005
 FILE, PORT = "SMDDP_METRICS_FILE", "SMDDP_METRICS_PORT"
 
 
@@ -36,10 +38,12 @@ class Exposition:
         import prometheus_client
 
         from smddp.observability.metrics import Metrics
+        from smddp.observability.predictions import Predictions
 
         self._prometheus = prometheus_client
         self._warn = warn
-        self._metrics = Metrics(rank)
+        self._predictions = Predictions(_SIMULATION_SECONDS)
+        self._metrics = Metrics(rank, self._predictions)
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._registry.register(self._metrics)
         self._file = place(settings[FILE], rank) if settings.get(FILE) else None
@@ -61,6 +65,7 @@ class Exposition:
 
     def take(self, dump: dict[str, Any], traffic: Sequence[dict[str, Any]]) -> None:
         """Replaces the exported figures."""
+        self._predictions.begin()
         self._metrics.update(dump, traffic)
 
     def late(self, stragglers: Sequence[Any]) -> None:

@@ -190,6 +190,11 @@ def traffic() -> list[dict[str, Any]]:
     return found
 
 
+def communicators() -> dict[str, Any]:
+    """Returns the communicators of all open groups by name."""
+    return {group.communicator.name: group.communicator for group in _open_groups()}
+
+
 def _open_groups() -> list[Any]:
     """Returns the open groups of torch and of `smddp.init`."""
     fronts = [sys.modules.get(name) for name in ("smddp.torch.process_group", "smddp.arrays.communicator")]

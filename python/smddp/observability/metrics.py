@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import (
@@ -16,13 +16,18 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
+from smddp.observability import links, predictions
+from smddp.observability.predictions import Predictor
 from smddp.observability.stragglers import Straggler
 
 _BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _GROUP = ("group",)
 _CALL = ("group", "collective")
 _LATE = ("group", "straggler")
+_LINK = ("group", "peer")
 _WAY = ("group", "collective", "algorithm", "way", "nodes")
+# Weight of an update in a moving average.
+_WEIGHT = 0.3
 # Closed groups whose totals are kept. The limit bounds the memory of a job that keeps creating groups.
 _CLOSED = 64
 
@@ -59,8 +64,11 @@ class _Group:
         self.moved: dict[tuple[str, ...], tuple[int, int, int]] = {}
         self.seconds: dict[str, _Seconds] = {}
         self.failures: dict[str, int] = {}
+        # Moving averages of measured divided by predicted time, by collective and by peer.
+        self.ratios: dict[str, float] = {}
+        self.link_ratios: dict[int, float] = {}
 
-    def update(self, dumped: dict[str, Any]) -> None:
+    def update(self, dumped: dict[str, Any], predict: Predictor) -> None:
         """Counts the new operations of the group's dump."""
         self.size, self.failed = dumped["size"], bool(dumped["error"])
         # Point-to-point messages are excluded: a receive may wait for an unlimited time.
@@ -69,20 +77,36 @@ class _Group:
         over = [op for op in dumped["operations"] if op["outcome"] != "running"]
         if over and over[-1]["seq"] < self.seen:
             self.seen = -1  # another group of the same name
-        for op in over:
-            if op["seq"] > self.seen:
-                collective = op["what"].partition(" ")[0]
-                if op["outcome"] == "ok":
-                    self.seconds.setdefault(collective, _Seconds()).add(op["seconds"])
-                else:
-                    self.failures[collective] = self.failures.get(collective, 0) + 1
+            self.ratios, self.link_ratios = {}, {}
+        new = [op for op in over if op["seq"] > self.seen]
+        done = [op for op in new if op["outcome"] == "ok"]
+        _average(self.ratios, predictions.ratios(dumped, done, predict))
+        found = links.ratios(dumped)
+        self.link_ratios = {peer: ratio for peer, ratio in self.link_ratios.items() if peer in found}
+        _average(self.link_ratios, found)
+        for op in new:
+            collective = op["what"].partition(" ")[0]
+            if op["outcome"] == "ok":
+                self.seconds.setdefault(collective, _Seconds()).add(op["seconds"])
+            else:
+                self.failures[collective] = self.failures.get(collective, 0) + 1
         self.seen = max(self.seen, over[-1]["seq"] if over else -1)
 
 
-class Metrics:
-    """Collector for `prometheus_client`. It reports the state of the last `update`."""
+def _average(averages: dict[Any, float], found: Mapping[Any, float]) -> None:
+    for key, ratio in found.items():
+        old = averages.get(key, ratio)
+        averages[key] = old + _WEIGHT * (ratio - old)
 
-    def __init__(self, rank: int) -> None:
+
+class Metrics:
+    """Collector for `prometheus_client`. It reports the state of the last `update`.
+
+    predict: predicted time of an operation.
+    """
+
+    def __init__(self, rank: int, predict: Predictor = lambda _group, _op: None) -> None:
+        self._predict = predict
         run = os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or ""
         self._always = {"run": run, "rank": str(rank)}
         self._lock = threading.Lock()
@@ -104,7 +128,7 @@ class Metrics:
                 if name in self._groups:
                     self._groups[name].present = 0.0
             for dumped in dump["groups"]:
-                self._groups.setdefault(dumped["name"], _Group()).update(dumped)
+                self._groups.setdefault(dumped["name"], _Group()).update(dumped, self._predict)
             for moved in traffic:
                 group = self._groups.setdefault(moved["group"], _Group())
                 key = (moved["collective"], moved["algorithm"], moved["way"], str(moved["nodes"]))
@@ -142,6 +166,18 @@ class Metrics:
         )
         ranks = self._family(GaugeMetricFamily, "group_ranks", "Ranks of the group.", _GROUP)
         failed = self._family(GaugeMetricFamily, "group_failed", "1: the group has failed.", _GROUP)
+        ratio = self._family(
+            GaugeMetricFamily,
+            "measured_to_predicted_ratio",
+            "Shortest measured time of new operations divided by the cost model's time, moving average.",
+            _CALL,
+        )
+        link_ratio = self._family(
+            GaugeMetricFamily,
+            "link_measured_to_predicted_ratio",
+            "Time of the slowest TCP connection to a rank divided by the network estimate's time, moving average.",
+            _LINK,
+        )
         for name, group in self._groups.items():
             labels = [*always, name]
             for key, counts in group.moved.items():
@@ -151,6 +187,10 @@ class Metrics:
                 seconds.add_metric([*labels, collective], found.buckets(), found.total)
             for collective, count in group.failures.items():
                 failures.add_metric([*labels, collective], count)
+            for collective, average in group.ratios.items():
+                ratio.add_metric([*labels, collective], average)
+            for peer, average in group.link_ratios.items():
+                link_ratio.add_metric([*labels, str(peer)], average)
             present.add_metric(labels, group.present)
             ranks.add_metric(labels, group.size)
             failed.add_metric(labels, int(group.failed))
@@ -163,4 +203,5 @@ class Metrics:
         process.add_metric(always, self._process)
         updated = self._family(GaugeMetricFamily, "looked_timestamp_seconds", "Time of the last update.", ())
         updated.add_metric(always, self._updated)
-        yield from (operations, size, crossed, seconds, failures, present, ranks, failed, late, process, updated)
+        yield from (operations, size, crossed, seconds, failures, ratio, link_ratio)
+        yield from (present, ranks, failed, late, process, updated)

@@ -11,22 +11,33 @@ from typing import Any
 from smddp._native import core
 from smddp.observability import status, stragglers
 from smddp.observability.info import traffic
+from smddp.observability.predictions import Predictions, Predictor, ratios
 from smddp.text import format_size, printable
 
-_HEAD = ("GROUP", "RANKS", "COLLECTIVE", "CALLS", "BYTES", "MEDIAN", "TOTAL", "WAITING")
+# Maximum time for predictions of one report.
+_SIMULATION_SECONDS = 1.0
+_HEAD = ("GROUP", "RANKS", "COLLECTIVE", "CALLS", "BYTES", "MEDIAN", "TOTAL", "WAITING", "MEASURED/PREDICTED")
 
 
 def report() -> str:
     """Returns the table, and a line for each straggler among the ranks of this host."""
     own = json.loads(core().dump())
     job = status.job() if own["groups"] else []
-    return "\n".join(lines(own, traffic(), job))
+    predictions = Predictions(_SIMULATION_SECONDS)
+    predictions.begin()
+    return "\n".join(lines(own, traffic(), job, predictions))
 
 
-def lines(own: Mapping[str, Any], moved: Sequence[Mapping[str, Any]], job: Sequence[dict[str, Any]]) -> list[str]:
+def lines(
+    own: Mapping[str, Any],
+    moved: Sequence[Mapping[str, Any]],
+    job: Sequence[dict[str, Any]],
+    predict: Predictor = lambda _group, _op: None,
+) -> list[str]:
     """Returns the lines of a report.
 
     own: the dump of this process. moved: the result of `smddp.traffic()`. job: dumps of this host's ranks, if known.
+    predict: predicted time of an operation.
     """
     rank = "?" if own["rank"] is None else own["rank"]
     head = f"smddp: rank {rank} (host {own['host']}, pid {os.getpid()})"
@@ -41,7 +52,7 @@ def lines(own: Mapping[str, Any], moved: Sequence[Mapping[str, Any]], job: Seque
         if over:
             longest = max(longest, (over[-1]["ended_ns"] - over[0]["submitted_ns"]) / 1e9)
             kept = max(kept, len(over))
-        rows += _rows(group, over, moved, _last_calls(group, job))
+        rows += _rows(group, over, moved, _last_calls(group, job), predict)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     foot = f"times: the newest {kept} operations of each group (SMDDP_RECORDER), over {longest:.1f} s"
@@ -53,6 +64,7 @@ def _rows(
     over: Sequence[Mapping[str, Any]],
     moved: Sequence[Mapping[str, Any]],
     last: Mapping[int, int],
+    predict: Predictor,
 ) -> list[tuple[str, ...]]:
     """Returns the row of each collective of a group. last: time of the last rank's call, by sequence number."""
     totals: dict[str, list[int]] = {}
@@ -61,6 +73,7 @@ def _rows(
             total = totals.setdefault(entry["collective"], [0, 0])
             total[0] += entry["operations"]
             total[1] += entry["bytes"]
+    compared = ratios(group, over, predict, last)
     rows = []
     for collective, (calls, size) in sorted(totals.items()):
         ops = [op for op in over if op["what"].partition(" ")[0] == collective]
@@ -77,6 +90,7 @@ def _rows(
             f"{median(seconds) * 1e3:.2f} ms" if seconds else "-",
             f"{sum(seconds):.1f} s" if seconds else "-",
             f"{waited / spent:.0%}".replace("%", " %") if spent else "-",
+            f"{compared[collective]:.1f}" if collective in compared else "-",
         )
         rows.append(tuple(printable(cell) for cell in row))
     return rows

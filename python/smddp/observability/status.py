@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smddp import files
-from smddp.observability import dumps, jobs, status_table, stragglers, verdict
+from smddp.observability import dumps, jobs, links, status_table, stragglers, verdict
 from smddp.observability.jobs import Job, Member
 from smddp.observability.verdict import Verdict
 from smddp.text import printable
@@ -33,6 +33,8 @@ _PATIENCE, _JOB_PATIENCE = 3.0, 11.0
 _ALL_JOBS = 10.0
 #: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
+# Slow links in the output for a job.
+_MOST_LINKS = 5
 #: Seconds after which a pending call counts as waiting.
 THRESHOLD = 5.0
 
@@ -279,6 +281,7 @@ def _job_as_json(job: Job, found: Verdict) -> dict[str, Any]:
         "processes": [{name: one[name] for name in process} for one in job.processes],
         "silent": [{**one.member._asdict(), "rank": one.rank, "why": one.why} for one in job.silent],
         "problems": job.problems,
+        "slow_links": [asdict(one) for one in links.slow(job.processes)],
     }
 
 
@@ -299,11 +302,17 @@ def _text(state: _State, columns: int) -> list[str]:
             ]
         tables += status_table.rows(job.processes, columns)
         tables += [f"{one}: {one.why}" for one in job.silent] + job.problems
-        tables += [f"history: {one}" for one in late]
+        tables += [f"history: {one}" for one in late] + _slow_links(job)
         named |= {one.member.pid for one in job.silent if one.member.pid in state.failed}
     rest = [f"pid {pid}: {why}" for pid, why in state.failed.items() if pid not in named]
     text = [*head, *tables, *rest]
     return [printable(line) for line in text] or ["no process of this user has a group of smddp open here"]
+
+
+def _slow_links(job: Job) -> list[str]:
+    found = links.slow(job.processes)
+    more = [f"history: {len(found) - _MOST_LINKS} more links are slow (--json lists them)"]
+    return [f"history: {one}" for one in found[:_MOST_LINKS]] + more * (len(found) > _MOST_LINKS)
 
 
 def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str], columns: int = 10_000) -> list[str]:

@@ -7,25 +7,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-# The numbers of smddp_core::types::DType.
-_NATIVE: dict[str, int] = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "uint8": 8,
-    "uint16": 9,
-    "uint32": 10,
-    "uint64": 11,
-    "bool": 12,
-    "complex64": 13,
-    "complex128": 14,
-    "complex32": 20,
-}
+from smddp._constants import DTYPES
+
 # Types that the core sends as bytes, by bytes of one element.
 _OPAQUE = {1: 15, 2: 16, 4: 17, 8: 18, 16: 19}
 _MOVES_ONLY = frozenset({*_OPAQUE.values(), 20})
@@ -42,7 +25,7 @@ _NUMBERS: dict[int, int] = {getattr(ReduceOp, name).value: number for number, na
 
 def _code(dtype: torch.dtype) -> int | None:
     name = str(dtype).removeprefix("torch.")
-    return _NATIVE.get(name, _OPAQUE.get(dtype.itemsize))
+    return DTYPES.get(name, _OPAQUE.get(dtype.itemsize))
 
 
 CODES: dict[torch.dtype, int] = {
@@ -64,7 +47,7 @@ def code_of(dtype: torch.dtype) -> int:
 
 
 def _allowed(number: int) -> frozenset[int]:
-    every = frozenset(_NATIVE.values()) - _MOVES_ONLY
+    every = frozenset(DTYPES.values()) - _MOVES_ONLY
     if number >= BAND:
         return every - _FLOATS - _COMPLEX
     if number in (MIN, MAX):

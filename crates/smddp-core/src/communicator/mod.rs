@@ -206,7 +206,7 @@ impl Communicator {
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            self.0.own().group.set_in_flight(known.network.in_flight_bytes());
+            self.0.own().set_network(known);
         }
         first
     }

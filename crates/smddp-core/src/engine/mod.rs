@@ -31,6 +31,7 @@ use smddp_plan::format::variant_name;
 
 use crate::call::fingerprint;
 use crate::call::numbered;
+use crate::config::network::NetworkEstimate;
 use crate::device::{DeviceSite, Enqueued};
 use crate::engine::fail::{EndedCalls, Phase};
 use crate::engine::messages::{MessageQueues, Request};
@@ -169,6 +170,12 @@ impl Engine {
             is_traced: log::is_enabled(Level::Trace),
             device_only: false,
         }
+    }
+
+    /// Uses this network estimate for the connections of this group, and records it.
+    pub(crate) fn set_network(&mut self, estimate: NetworkEstimate) {
+        self.group.set_in_flight(estimate.network.in_flight_bytes());
+        self.recorder.set_network(estimate);
     }
 
     /// Takes a completed operation of the same call, if one is kept.

@@ -16,6 +16,7 @@ impl TcpWire {
         if let Some(bytes) = self.send_buffer {
             conn.set_send_buffer(bytes);
         }
+        conn.publish(&self.sideband.links);
         if let Some(free) = self.conns.iter().position(Option::is_none) {
             self.conns[free] = Some(conn);
             return free;
@@ -86,9 +87,14 @@ impl TcpWire {
     /// Advances a connection attempt. Returns true if the connection is established.
     pub(super) fn step(&mut self, at: usize) -> bool {
         let Some(conn) = &mut self.conns[at] else { return false };
-        let peer = conn.peer;
+        let (peer, is_new) = (conn.peer, conn.is_connecting());
         match conn.step() {
-            Ok(established) => return established,
+            Ok(established) => {
+                if established && is_new {
+                    conn.publish(&self.sideband.links);
+                }
+                return established;
+            }
             Err(error) => self.connect_failed(at, peer, error),
         }
         false

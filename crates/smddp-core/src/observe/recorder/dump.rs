@@ -11,7 +11,7 @@ use smddp_plan::format::variant_name;
 
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
-use super::{Outcome, Recorder, RecorderSnapshot, live};
+use super::{Outcome, Recorder, RecorderSnapshot, links, live};
 use crate::call::message_label::Direction;
 use crate::call::name_of;
 use crate::config::Config;
@@ -71,6 +71,8 @@ fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
         "pending": pending.iter().map(|snapshot| pending_call(snapshot, clock)).collect::<Vec<_>>(),
         "last": snapshot_json(last.as_ref()),
         "taken": counters(recorder),
+        "network": links::network(recorder),
+        "links": links::links(recorder),
     });
     if with_operations {
         let entries_json = |ring: &Ring, kind: fn(Entry) -> RecorderSnapshot| -> Value {

@@ -4,6 +4,7 @@
 mod clock;
 mod dump;
 mod job;
+mod links;
 mod ring;
 mod snapshot;
 
@@ -24,6 +25,7 @@ use self::ring::{Entry, Ring};
 use self::snapshot::RecorderSnapshot;
 use crate::call::fingerprint::mix;
 use crate::call::message_label::MessageLabel;
+use crate::config::network::NetworkEstimate;
 pub use crate::observe::counters::Counters;
 pub(crate) use crate::observe::counters::PathCounters;
 use crate::sync::lock;
@@ -42,6 +44,8 @@ pub(crate) struct Recorder {
     messages: Ring,
     counters: Arc<PathCounters>,
     failed: OnceLock<String>,
+    /// Network estimate between nodes, once it is known.
+    network: OnceLock<NetworkEstimate>,
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
@@ -78,6 +82,7 @@ impl Recorder {
             messages: Ring::new(capacity),
             counters,
             failed: OnceLock::new(),
+            network: OnceLock::new(),
             finished: AtomicU64::new(0),
         });
         let mut live = lock(LIVE.get());
@@ -131,6 +136,11 @@ impl Recorder {
     /// Records the reason of a group failure.
     pub(crate) fn failed(&self, reason: &str) {
         let _ = self.failed.set(reason.to_owned());
+    }
+
+    /// Records the network estimate by which this group selects algorithms.
+    pub(crate) fn set_network(&self, estimate: NetworkEstimate) {
+        let _ = self.network.set(estimate);
     }
 
     /// Returns the number of collectives that were submitted, and the oldest pending collectives and messages.
