@@ -143,7 +143,7 @@ def test_one_ranks_missing_library_ends_all_ranks() -> None:
 def between_nodes(outcome: netlab.Outcome, host: int) -> str:
     """Returns the output of `smddp info` on the hosts."""
     assert outcome.status == 0, outcome
-    return next(line for line in outcome.said[host].splitlines() if line.split()[:1] == ["between_nodes"])
+    return next(line for line in outcome.said[host].splitlines() if line.split()[:2] == ["between", "nodes"])
 
 
 def info(**env: str) -> netlab.Outcome:

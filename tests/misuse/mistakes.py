@@ -304,7 +304,7 @@ def _programs() -> dict[str, Case]:
 
     usage = {
         "smddp infoo": (smddp_("infoo"), "'infoo'", "doctor"),
-        "an option that the doctor lacks": (smddp_("doctor", "--fast"), "usage: smddp doctor", "--fast", "--quick"),
+        "an option that the doctor lacks": (smddp_("doctor", "--fast"), "--fast", "smddp doctor --help"),
         "no ranks to show": (smddp_("info", "-n", "0"), "at least 1", "0"),
         "an invalid pid": (smddp_("status", "abc"), "'abc'"),
         "launch without a script": (smddp_("launch"), "SCRIPT"),
@@ -354,7 +354,7 @@ def _programs() -> dict[str, Case]:
     )
     found["a process that is not there"] = Case(smddp_("status", "999999999"), 1, ("no such process",))
     found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is not a dump",))
-    found["a replay of no file"] = Case(bench("replay", "/no/f.json"), 1, ("/no/f.json", "No such file"))
+    found["a replay of no file"] = Case(bench("replay", "/no/f.json"), 2, ("/no/f.json", "No such file"))
     return found
 
 

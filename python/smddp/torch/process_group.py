@@ -378,8 +378,9 @@ def _default_group_timeout() -> timedelta | None:
     torch passes its constant of 30 minutes to such a group, whatever the timeout of the default group.
     """
     default = dist_c10d.GroupMember.WORLD
-    inherits = isinstance(default, SmddpProcessGroup) and creates_without_timeout()
-    return default._timeout if inherits else None
+    if isinstance(default, SmddpProcessGroup) and creates_without_timeout():
+        return default._timeout
+    return None
 
 
 def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int], list[list[int]]] | None:
