@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from smddp.observability import jobs, status, status_table
+from smddp.observability import jobs, status, status_table, verdict
 from smddp.observability.jobs import Job, Member
 
 
@@ -85,6 +85,46 @@ def test_answers_of_other_hosts_are_merged_once():
     assert [one["rank"] for one in job.processes] == [0, 1, 2] and asked == [0]
     (silent,) = job.silent
     assert str(silent) == "rank 3 (host b, pid 103)" and silent.why == "its host does not respond"
+
+
+def test_silent_process_has_a_rank_in_each_group_that_becomes_known():
+    """Rank 3 is silent in the answer of rank 0; only rank 1 shares group `dp1` with it."""
+    names = [f"rank {rank} (host {'ab'[rank // 2]}, pid {100 + rank})" for rank in range(4)]
+    idle = {"present": None, "pending": [], "submitted": 3}
+    waits = process(1, {**group("world", 1, 4), **idle}, group("dp1", 0, 2))
+    job = Job([process(0, {**group("world", 0, 4), **idle}, group("dp0", 0, 2)), waits])
+    far = process(2, {**group("world", 2, 4), **idle}, {**group("dp0", 1, 2), **idle}, host="b")
+    asked: list[int] = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        given = answer(far, silent={3: "its host does not respond"})
+        members = [names[one["rank"]], names[one["rank"] + 2]]
+        name = f"dp{one['rank']}"
+        given["groups"].append({"name": name, "id": f"id of {name}", "rank": 0, "size": 2, "members": members})
+        return given
+
+    jobs.complete(job, ask, 60)
+    (silent,) = job.silent
+    assert asked == [0, 1] and silent.ranks == {"id of world": 3, "id of dp1": 1}
+    sentences = verdict.of(job, 5.0).sentences
+    name = "rank 3 (host b, pid 103), which does not answer: its host does not respond"
+    assert f"all_reduce #3 of group `dp1` has waited 6.5 s for {name}" in sentences, sentences
+
+
+def test_process_that_answers_the_second_query_is_not_silent():
+    job = Job([process(0, group("world", 0, 4), group("x", 0, 2)), process(1, group("world", 1, 4), group("y", 0, 2))])
+    given = [answer(world(2, "b"), silent={3: "no reply within 2 s"}), answer(world(2, "b"), world(3, "b"))]
+    jobs.complete(job, lambda one: given[one["rank"]], 60)
+    assert not job.silent and [one["rank"] for one in job.processes] == [0, 1, 2, 3]
+
+
+def test_process_of_this_host_is_shown_although_another_host_has_its_pid():
+    job = Job([world(0)])
+    job.add_group("id of world", {1: Member("elsewhere", 7)})
+    job.add_silent(Member("elsewhere", 7), "its host does not respond")
+    state = status._State(job.processes, {7: "no answer: timed out"}, [job], [verdict.of(job, 5.0)], [[]])
+    assert status._text(state, 120)[-1] == "pid 7: no answer: timed out"
 
 
 def test_complete_job_is_not_queried():

@@ -64,7 +64,7 @@ def sentences(*processes: dict[str, Any], threshold: float = 5.0, job: Job | Non
 def with_silent(why: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
     """A job in which one rank of group `dp` did not answer."""
     job = Job(list(processes))
-    job.members = {"id of dp": {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)}}
+    job.add_group("id of dp", {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)})
     job.add_silent(job.members["id of dp"][rank], why)
     return job
 
@@ -198,7 +198,7 @@ def test_ranks_that_were_not_queried_are_unknown():
 
 def test_rank_that_left_the_group_is_named():
     job = Job([waiting(0, 2), process(1, at=READS)])
-    job.members = {"id of dp": {0: Member("a", 4711), 1: Member("a", 4712)}}
+    job.add_group("id of dp", {0: Member("a", 4711), 1: Member("a", 4712)})
     (text,) = sentences(job=job)
     assert text.endswith("rank 1 (host a, pid 4712), which has left the group and is in read_batch at job.py:6")
 

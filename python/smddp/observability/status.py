@@ -249,7 +249,7 @@ def _query(options: Options) -> _State:
         for job in found:
             jobs.complete(job, lambda one: _ask_job(places[id(one)]), _ALL_JOBS)
             for pid, why in failed.items():
-                if any(Member(host, pid) in ranks.values() for ranks in job.members.values()):
+                if job.has_member(Member(host, pid)):
                     job.add_silent(Member(host, pid), why)
     judged = []
     for job, stragglers_of in zip(found, late):
@@ -300,8 +300,9 @@ def _text(state: _State, columns: int) -> list[str]:
         tables += status_table.rows(job.processes, columns)
         tables += [f"{one}: {one.why}" for one in job.silent] + job.problems
         tables += [f"history: {one}" for one in late]
-        named |= {one.member.pid for one in job.silent if one.member.pid in state.failed}
-    rest = [f"pid {pid}: {why}" for pid, why in state.failed.items() if pid not in named]
+        named |= {one.member for one in job.silent}
+    host = socket.gethostname()
+    rest = [f"pid {pid}: {why}" for pid, why in state.failed.items() if Member(host, pid) not in named]
     text = [*head, *tables, *rest]
     return [printable(line) for line in text] or ["no process of this user has a group of smddp open here"]
 

@@ -99,11 +99,10 @@ def _of_group(job: Job, key: str, group: _Group) -> Iterator[Wait]:
 def _others(job: Job, key: str, group: _Group) -> Iterable[Awaited]:
     """Returns the ranks of a group that have no dump with this group."""
     members = job.members.get(key, {})
-    silent = {one.ranks[key]: one for one in job.silent if key in one.ranks}
-    for rank in sorted({*members, *silent} - {*group.ranks}):
-        member = members.get(rank)
-        process = None if member is None or rank in silent else job.find(member)
-        yield Awaited(rank, process, None, silent.get(rank), member)
+    for rank in sorted(members.keys() - group.ranks.keys()):
+        member = members[rank]
+        silent = job.find_silent(member)
+        yield Awaited(rank, None if silent else job.find(member), None, silent, member)
 
 
 def _collective(group: _Group, others: dict[int, Awaited]) -> Wait | None:
