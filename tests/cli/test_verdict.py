@@ -63,11 +63,11 @@ def sentences(*processes: dict[str, Any], threshold: float = 5.0, job: Job | Non
     return verdict.of(job or Job(list(processes)), threshold).sentences
 
 
-def with_silent(why: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
+def with_silent(reason: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
     """A job in which one rank of group `dp` did not answer."""
     job = Job(list(processes))
     job.add_group("id of dp", {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)})
-    job.add_silent(job.members["id of dp"][rank], why)
+    job.add_silent(job.members["id of dp"][rank], reason)
     return job
 
 
@@ -130,11 +130,12 @@ def test_chain_through_two_groups_begins_with_its_cause():
 
 def test_cycle_through_two_groups_is_reported_once_with_all_its_calls():
     first = process(0, member("pp", 0, 2, collective(3, 30, "barrier"), begun=4), member("dp", 0, 2))
-    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62), at=READS)
     (text,) = sentences(first, second)
     assert text == (
-        "ranks wait for each other since 30 s: rank 0 (host a, pid 4711) waits in barrier #3 of group `pp` for "
-        "rank 1 (host a, pid 4712), which waits in all_reduce #61 of group `dp` for rank 0"
+        "ranks wait for each other since 30 s: rank 0 (host a, pid 4711) waits in barrier #3 of group `pp` (in step "
+        "at job.py:12) for rank 1 (host a, pid 4712), which waits in all_reduce #61 of group `dp` (in read_batch at "
+        "job.py:6) for rank 0; a rank whose call is asynchronous may be late instead"
     )
 
 
@@ -267,7 +268,7 @@ def test_large_job_with_many_late_ranks_takes_less_than_two_seconds():
     assert time.thread_time() - started < 2 * 1.5
 
 
-@pytest.mark.parametrize("peer", [1, 0], ids=["of the other rank", "of itself"])
+@pytest.mark.parametrize("peer", [1, 0], ids=["other rank", "same rank"])
 def test_largest_hostile_answer_takes_less_than_two_seconds(peer: int):
     """An answer of 4 MiB contains as many pending messages as the format permits."""
     calls = [{"seq": 1, "what": "", "call": "", "seconds": 9, "message": {"sends": False, "peer": peer, "tag": 1}}]

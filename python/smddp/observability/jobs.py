@@ -27,8 +27,8 @@ class Silent:
     """A process of a job that did not answer."""
 
     member: Member
-    #: reason: "stopped ...", "no reply within 2 s ..."
-    why: str
+    #: "stopped ...", "no reply within 2 s ..."
+    reason: str
     #: its rank in each known group, by the group's key; `Job.add_group` adds groups that become known later
     ranks: dict[str, int]
 
@@ -93,11 +93,11 @@ class Job:
             self._by_member[member] = found
             self.processes.append(found)
 
-    def add_silent(self, member: Member, why: str) -> None:
+    def add_silent(self, member: Member, reason: str) -> None:
         """Adds a process without an answer. A later reason replaces an earlier one."""
         if self.find(member) is not None:
             return
-        self._silent[member] = Silent(member, why, self._ranks_of.setdefault(member, {}))
+        self._silent[member] = Silent(member, reason, self._ranks_of.setdefault(member, {}))
 
     def missing(self, process: dict[str, Any]) -> bool:
         """Returns True if that process can answer for a rank whose state is unknown."""
@@ -146,7 +146,7 @@ def merge(job: Job, answer: Any) -> None:
     for silent in answer["silent"]:
         member = job.members.get(silent["group"] or "", {}).get(silent["rank"])
         if member is not None:
-            job.add_silent(member, silent["why"])
+            job.add_silent(member, silent["reason"])
     for reply in answer["answers"]:
         member = job.members.get(reply["group"] or "", {}).get(reply["rank"])
         try:
@@ -181,5 +181,5 @@ def complete(job: Job, ask: Callable[[dict[str, Any]], Any], seconds: float) -> 
 _ANSWER = {
     "groups": [{"name": str, "id": dumps.or_null(str), "rank": int, "size": int, "members": [str]}],
     "answers": [{"group": dumps.or_null(str), "rank": int, "text": str}],
-    "silent": [{"group": dumps.or_null(str), "rank": int, "why": str}],
+    "silent": [{"group": dumps.or_null(str), "rank": int, "reason": str}],
 }

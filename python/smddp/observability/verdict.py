@@ -157,7 +157,7 @@ def _cycles(late: Sequence[Wait]) -> tuple[list[list[_Step]], set[Any]]:
                     continue
                 cycle = path[places[edge[0]] :]
                 steps = _steps([one[1] for one in cycle[1:]] + [edge[1]])
-                # A rank that waits only for itself is no cycle of ranks.
+                # A rank that has only a call to its own rank waits in no cycle.
                 if len(steps) > 1:
                     found.append(steps)
                     explained |= {one[0] for one in cycle}
@@ -195,12 +195,14 @@ def _cycle(steps: Sequence[_Step]) -> str:
     first = min(range(len(steps)), key=lambda step: _order(inside[step]))
     steps = [*steps[first:], *steps[:first]]
     text, shortest = _rank(inside[first], steps[0][1], True), min(wait.seconds for wait, _, _ in steps)
-    for number, (wait, _, one) in enumerate(steps[:8]):
+    for number, (wait, rank, one) in enumerate(steps[:8]):
         named = _rank(one.process, one.rank, number < len(steps) - 1)
-        text += (
-            f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` for {named}"
-        )
-    return f"ranks wait for each other since {_time(shortest)}: {text}"
+        place = _place(wait.waiting[wait.ranks.index(rank)]["at"])
+        text += f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` ({place})"
+        text += f" for {named}"
+    # A dump does not contain whether a thread waits in a call, or has only begun it.
+    unless = "; a rank whose call is asynchronous may be late instead"
+    return f"ranks wait for each other since {_time(shortest)}: {text[: 1900 - len(unless)]}{unless}"
 
 
 def _order(process: dict[str, Any]) -> tuple[Any, ...]:
@@ -233,8 +235,8 @@ def _present(one: Awaited) -> tuple[dict[str, Any], dict[str, Any]] | None:
 def _doing(one: Awaited, wait: Wait) -> str:
     """Returns the state of a rank, for a relative clause."""
     if one.silent is not None:
-        why = _short(one.silent.why)
-        return f"is {why}" if why.startswith("stopped") else f"does not answer: {why}"
+        reason = _short(one.silent.reason)
+        return f"is {reason}" if reason.startswith("stopped") else f"does not answer: {reason}"
     if one.process is None:
         return "could not be queried"
     text = ""

@@ -7,7 +7,7 @@ mod job;
 mod ring;
 mod snapshot;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub(crate) struct Recorder {
     messages: Ring,
     counters: Arc<PathCounters>,
     failed: OnceLock<String>,
+    /// Set once this process has closed the group. A recorder lives as long as its communicator.
+    closed: AtomicBool,
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
@@ -78,6 +80,7 @@ impl Recorder {
             messages: Ring::new(capacity),
             counters,
             failed: OnceLock::new(),
+            closed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
         });
         let mut live = lock(LIVE.get());
@@ -131,6 +134,11 @@ impl Recorder {
     /// Records the reason of a group failure.
     pub(crate) fn failed(&self, reason: &str) {
         let _ = self.failed.set(reason.to_owned());
+    }
+
+    /// Records that this process closes the group.
+    pub(crate) fn closed(&self) {
+        self.closed.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of collectives that were submitted, and the oldest pending collectives and messages.
