@@ -156,7 +156,6 @@ impl Engine {
 
     /// Ends the group because this rank closes it with `error`.
     pub(super) fn close(&mut self, error: &Error, now: Instant) {
-        self.recorder.closed();
         match error {
             _ if !self.is_running() => {}
             Error::Closed { reason, .. } if reason == DESTROYED => match self.has_calls() {
