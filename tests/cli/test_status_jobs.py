@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
-from smddp.observability import jobs, status, status_table
+from smddp.observability import jobs, status, status_table, verdict
 from smddp.observability.jobs import Job, Member
 
 
@@ -50,7 +51,7 @@ def answer(*processes: dict[str, Any], silent: dict[int, str] | None = None, siz
     return {
         "groups": [world],
         "answers": [{**entry, "rank": one["rank"], "text": json.dumps(one)} for one in processes],
-        "silent": [{**entry, "rank": rank, "why": why} for rank, why in (silent or {}).items()],
+        "silent": [{**entry, "rank": rank, "reason": reason} for rank, reason in (silent or {}).items()],
     }
 
 
@@ -84,7 +85,47 @@ def test_answers_of_other_hosts_are_merged_once():
     jobs.complete(job, ask, 60)
     assert [one["rank"] for one in job.processes] == [0, 1, 2] and asked == [0]
     (silent,) = job.silent
-    assert str(silent) == "rank 3 (host b, pid 103)" and silent.why == "its host does not respond"
+    assert str(silent) == "rank 3 (host b, pid 103)" and silent.reason == "its host does not respond"
+
+
+def test_silent_process_has_a_rank_in_each_group_that_becomes_known():
+    """Rank 3 is silent in the answer of rank 0; only rank 1 shares group `dp1` with it."""
+    names = [f"rank {rank} (host {'ab'[rank // 2]}, pid {100 + rank})" for rank in range(4)]
+    idle = {"present": None, "pending": [], "submitted": 3}
+    waits = process(1, {**group("world", 1, 4), **idle}, group("dp1", 0, 2))
+    job = Job([process(0, {**group("world", 0, 4), **idle}, group("dp0", 0, 2)), waits])
+    other = process(2, {**group("world", 2, 4), **idle}, {**group("dp0", 1, 2), **idle}, host="b")
+    asked: list[int] = []
+
+    def ask(one: dict[str, Any]) -> Any:
+        asked.append(one["rank"])
+        given = answer(other, silent={3: "its host does not respond"})
+        members = [names[one["rank"]], names[one["rank"] + 2]]
+        name = f"dp{one['rank']}"
+        given["groups"].append({"name": name, "id": f"id of {name}", "rank": 0, "size": 2, "members": members})
+        return given
+
+    jobs.complete(job, ask, 60)
+    (silent,) = job.silent
+    assert asked == [0, 1] and silent.ranks == {"id of world": 3, "id of dp1": 1}
+    sentences = verdict.of(job, 5.0).sentences
+    name = "rank 3 (host b, pid 103), which does not answer: its host does not respond"
+    assert f"all_reduce #3 of group `dp1` has waited 6.5 s for {name}" in sentences, sentences
+
+
+def test_process_that_answers_the_second_query_is_not_silent():
+    job = Job([process(0, group("world", 0, 4), group("x", 0, 2)), process(1, group("world", 1, 4), group("y", 0, 2))])
+    given = [answer(world(2, "b"), silent={3: "no reply within 2 s"}), answer(world(2, "b"), world(3, "b"))]
+    jobs.complete(job, lambda one: given[one["rank"]], 60)
+    assert not job.silent and [one["rank"] for one in job.processes] == [0, 1, 2, 3]
+
+
+def test_process_of_this_host_is_shown_although_another_host_has_its_pid():
+    job = Job([world(0)])
+    job.add_group("id of world", {1: Member("elsewhere", 7)})
+    job.add_silent(Member("elsewhere", 7), "its host does not respond")
+    state = status._State(job.processes, {7: "no answer: timed out"}, [job], [verdict.of(job, 5.0)], [[]])
+    assert status._text(state, 120)[-1] == "pid 7: no answer: timed out"
 
 
 def test_complete_job_is_not_queried():
@@ -145,6 +186,39 @@ def test_many_idle_groups_of_a_process_are_counted():
     assert len(lines) == 6 and "busy" in "\n".join(lines) and lines[-1].split() == ["0", "100", "+26", "more"]
 
 
+def test_all_jobs_are_queried_at_the_same_time_within_one_limit(monkeypatch: pytest.MonkeyPatch):
+    """Each answer waits until the processes of all jobs have been asked."""
+    found = [Job([process(number, group(f"g{number}", 0, 2))]) for number in range(3)]
+    places = {id(job.processes[0]): status.Process(number, True, "", 0) for number, job in enumerate(found)}
+    all_asked = threading.Barrier(3)
+
+    def ask(one: status.Process) -> Any:
+        all_asked.wait(60)
+        raise TimeoutError(f"no answer of {one.pid}")
+
+    monkeypatch.setattr(status, "_ask_job", ask)
+    status._complete(found, places)
+    texts = [f"pid {100 + number} cannot query the other hosts: no answer of {number}" for number in range(3)]
+    assert [job.problems for job in found] == [[text] for text in texts]
+    monkeypatch.setattr(status, "_ALL_JOBS", 0.0)
+    late = [Job([process(3, group("x", 0, 2))])]
+    status._complete(late, {})
+    assert not late[0].problems, "a query after the limit"
+
+
+def test_json_says_which_processes_are_of_this_host():
+    dumped = [{**group("world", rank, 4), "operations": [], "messages": []} for rank in (0, 1)]
+    here = [process(rank, dumped[rank]) for rank in (0, 1)]
+    job = Job([*here, world(2, "b")])
+    job.add_group("id of world", {3: Member("b", 103)})
+    job.add_silent(Member("b", 103), "its host does not respond")
+    state = status._State(here, {}, [job], [verdict.of(job, 5.0)], [[]])
+    made = status._as_json(state, status.Options())
+    assert [one["local"] for one in made["processes"]] == [True, True, False]
+    silent = {"host": "b", "pid": 103, "rank": 3, "reason": "its host does not respond"}
+    assert made["jobs"][0]["silent"] == [silent] and "operations" not in made["processes"][0]["groups"][0]
+
+
 BAD_TEXTS = ["", "{", "[]", "{}", "[" * 5000, json.dumps(world(2, "elsewhere")), json.dumps({**world(2, "b"), "at": 1})]
 
 
@@ -156,11 +230,11 @@ def test_malformed_reply_makes_its_rank_silent_and_hides_no_other(text: str):
     jobs.complete(job, lambda one: given, 60)
     assert [one["rank"] for one in job.processes] == [0, 1, 3]
     (silent,) = job.silent
-    assert silent.member == Member("b", 102) and silent.why.startswith("no answer: ") and len(silent.why) < 400
+    assert silent.member == Member("b", 102) and silent.reason.startswith("no answer: ") and len(silent.reason) < 400
 
 
 @pytest.mark.parametrize("key", ["groups", "answers", "silent"])
-@pytest.mark.parametrize("value", [None, 3, "x", [None], [{}], [{"group": "", "rank": "x", "why": 1, "text": 2}]])
+@pytest.mark.parametrize("value", [None, 3, "x", [None], [{}], [{"group": "", "rank": "x", "reason": 1, "text": 2}]])
 def test_malformed_answer_is_a_problem_of_the_asked_process(key: str, value: Any):
     job = Job([world(0)])
     jobs.complete(job, lambda one: {**answer(), key: value}, 60)
@@ -174,7 +248,7 @@ def test_strange_members_and_ranks_are_ignored():
     given["groups"][0]["members"][1] = "\x1b[2J"
     job = Job([world(0)])
     jobs.complete(job, lambda one: given, 60)
-    assert sorted(job.members["id of world"]) == [2, 3] and [one.why for one in job.silent] == ["z"]
+    assert sorted(job.members["id of world"]) == [2, 3] and [one.reason for one in job.silent] == ["z"]
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120, 200, 10_000])

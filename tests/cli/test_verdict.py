@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
-from smddp.observability import jobs, verdict
+from smddp.observability import dumps, jobs, verdict
 from smddp.observability.jobs import Job, Member
 
 READS = "job.py:6 in read_batch < job.py:9 in main"
@@ -61,11 +63,11 @@ def sentences(*processes: dict[str, Any], threshold: float = 5.0, job: Job | Non
     return verdict.of(job or Job(list(processes)), threshold).sentences
 
 
-def with_silent(why: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
+def with_silent(reason: str, *processes: dict[str, Any], rank: int = 1, size: int = 3) -> Job:
     """A job in which one rank of group `dp` did not answer."""
     job = Job(list(processes))
-    job.members = {"id of dp": {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)}}
-    job.add_silent(job.members["id of dp"][rank], why)
+    job.add_group("id of dp", {at: Member("ab"[at // 2 % 2], 4711 + at) for at in range(size)})
+    job.add_silent(job.members["id of dp"][rank], reason)
     return job
 
 
@@ -128,11 +130,12 @@ def test_chain_through_two_groups_begins_with_its_cause():
 
 def test_cycle_through_two_groups_is_reported_once_with_all_its_calls():
     first = process(0, member("pp", 0, 2, collective(3, 30, "barrier"), begun=4), member("dp", 0, 2))
-    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62))
+    second = process(1, member("pp", 1, 2, begun=3), member("dp", 1, 2, collective(61), begun=62), at=READS)
     (text,) = sentences(first, second)
     assert text == (
-        "ranks wait for each other since 30 s: rank 0 (host a, pid 4711) waits in barrier #3 of group `pp` for "
-        "rank 1 (host a, pid 4712), which waits in all_reduce #61 of group `dp` for rank 0"
+        "ranks wait for each other since 30 s: rank 0 (host a, pid 4711) waits in barrier #3 of group `pp` (in step "
+        "at job.py:12) for rank 1 (host a, pid 4712), which waits in all_reduce #61 of group `dp` (in read_batch at "
+        "job.py:6) for rank 0; a rank whose call is asynchronous may be late instead"
     )
 
 
@@ -161,9 +164,7 @@ def test_recv_without_a_send_names_the_sender_and_its_call():
 def test_recv_with_another_tag_does_not_match():
     receiver = process(0, member("dp", 0, 2, message(False, 1, tag=5)))
     sender = process(1, member("dp", 1, 2, message(True, 0, tag=7)))
-    assert (
-        "has no matching" in sentences(receiver, sender)[0] or "wait for each other" in sentences(receiver, sender)[0]
-    )
+    assert sentences(receiver, sender)[0].startswith("ranks wait for each other since 20 s: rank 0 (host a, pid 4711)")
     sender = process(1, member("dp", 1, 2, message(True, 0, tag=5)))
     assert "the peer has the matching call" in sentences(receiver, sender)[0]
 
@@ -198,7 +199,7 @@ def test_ranks_that_were_not_queried_are_unknown():
 
 def test_rank_that_left_the_group_is_named():
     job = Job([waiting(0, 2), process(1, at=READS)])
-    job.members = {"id of dp": {0: Member("a", 4711), 1: Member("a", 4712)}}
+    job.add_group("id of dp", {0: Member("a", 4711), 1: Member("a", 4712)})
     (text,) = sentences(job=job)
     assert text.endswith("rank 1 (host a, pid 4712), which has left the group and is in read_batch at job.py:6")
 
@@ -250,6 +251,58 @@ def test_hostile_values_neither_take_long_nor_fail(size: int):
     hostile = member("x" * 5000, -1, size, collective(-1, 1e300, "\x1b[2J" * 900), begun=1 << 62)
     found = sentences(process(7, hostile, at="a" * 9000 + ":1 in f"), waiting(0))
     assert all(len(text) <= 2000 for text in found)
+
+
+def test_large_job_with_many_late_ranks_takes_less_than_two_seconds():
+    """2048 ranks wait for 2048 others, which wait for them in another group."""
+    ranks, found = range(4096), []
+    for rank in ranks:
+        calls = [[collective(61)], []] if rank % 2 else [[], [collective(61)]]
+        groups = [member(name, rank, 4096, *call, begun=61 + len(call)) for name, call in zip(("dp", "tp"), calls)]
+        found.append(process(rank, *groups, host=f"h{rank // 8}"))
+    started = time.thread_time()
+    (text,) = sentences(*found)
+    assert text.startswith("ranks wait for each other since 154 s: rank 0 (host h0, pid 4711) waits in all_reduce #61")
+    late = [one for one in found if one["rank"] % 2] + [away(rank, 4096, host="h") for rank in ranks if rank % 2 == 0]
+    assert "has waited 154 s for 2048 of 4096 ranks: rank 0 (host h, pid 4711)" in sentences(*late)[0]
+    assert time.thread_time() - started < 2 * 1.5
+
+
+@pytest.mark.parametrize("peer", [1, 0], ids=["other rank", "same rank"])
+def test_largest_hostile_answer_takes_less_than_two_seconds(peer: int):
+    """An answer of 4 MiB contains as many pending messages as the format permits."""
+    calls = [{"seq": 1, "what": "", "call": "", "seconds": 9, "message": {"sends": False, "peer": peer, "tag": 1}}]
+    empty = {"way": "", "error": None, "present": None, "last": None, "taken": []}
+    groups = [{"name": f"{number:4}", "rank": 0, "size": 2, "pending": calls * 64, **empty} for number in range(700)]
+    text = json.dumps({**process(0), "time_ns": 1, "groups": groups}, separators=(",", ":"))
+    assert 0.9 * (4 << 20) < len(text) <= 4 << 20
+    started = time.thread_time()
+    one = dumps.parse(text, operations=False)
+    other = process(1, *({**group, "rank": 1, "pending": []} for group in groups))
+    found = sentences(one, other)
+    assert time.thread_time() - started < 2.0 and len(found) <= 7 and all(len(text) <= 2000 for text in found)
+
+
+def test_more_calls_and_groups_than_a_process_sends_are_an_error():
+    group = {**member("dp", 0, 2), "way": "", "last": None, "taken": []}
+    calls = {**process(0, {**group, "pending": [collective(1)] * 65}), "time_ns": 1}
+    with pytest.raises(ValueError, match=r"^groups\[0\].pending: expected at most 64 calls, got 65$"):
+        dumps.parse(json.dumps(calls), operations=False)
+    with pytest.raises(ValueError, match=r"^groups: expected at most 8192, got 8193$"):
+        dumps.parse(json.dumps({**process(0), "time_ns": 1, "groups": [group] * 8193}), operations=False)
+
+
+def test_recv_from_the_own_rank_is_not_a_cycle():
+    assert sentences(process(0, member("dp", 0, 2, message(False, 0))), away(1, 2)) == [
+        "recv #0 from rank 0 of group `dp` on rank 0 has waited 20 s for rank 0 (host a, pid 4711), which has no "
+        "matching send and is in recv #0 from rank 0 of group `dp` for 20 s, in step at job.py:12"
+    ]
+
+
+def test_mismatch_with_a_call_without_a_number_names_the_number():
+    leaving = {**collective(61), "what": "destroy_process_group", "call": "destroy_process_group"}
+    (text,) = sentences(process(0, member("dp", 0, 2, leaving, begun=62)), waiting(1, 2))
+    assert text == ("calls #61 of group `dp` differ: destroy_process_group on rank 0; all_reduce(1 element) on rank 1")
 
 
 def test_cycle_and_its_consequences_are_counted_separately():

@@ -1,18 +1,19 @@
 //! Answers that take long, on short-lived threads: the service thread continues to serve other connections.
 
-use std::os::fd::OwnedFd;
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smddp_base::CloseOnFork;
 use smddp_base::fork::PerProcess;
 use smddp_base::threads::spawn;
-use smddp_net::socket_io::send_all;
+use smddp_net::socket_io::{send, would_block};
 
 /// Maximum number of threads. Further connections are closed without an answer.
 const MAX_THREADS: usize = 4;
-/// Time limit of one write. A client that reads nothing must not keep a thread.
+/// Time limit of sending an answer. A client that reads slowly must not keep a thread.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 static THREADS: PerProcess<AtomicUsize> = PerProcess::new();
@@ -40,12 +41,28 @@ pub(crate) fn send_answer(socket: CloseOnFork<OwnedFd>, answer: fn() -> String) 
     let _ = spawn("smddp-status", move || {
         let _counted = counted;
         let text = answer();
-        let blocks = rustix::io::ioctl_fionbio(&*socket, false)
-            .and_then(|()| set_socket_timeout(&*socket, Timeout::Send, Some(SEND_LIMIT)));
-        if blocks.is_ok() {
-            let _ = send_all(&*socket, text.as_bytes());
-        }
+        let _ = send_until(socket.as_fd(), text.as_bytes(), Instant::now() + SEND_LIMIT);
     });
+}
+
+/// Sends bytes over a non-blocking socket until that time.
+fn send_until(socket: BorrowedFd<'_>, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send(socket, &[IoSlice::new(bytes)]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) if would_block(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+        // After an error the next send reports it.
+        let _ = poll(&mut ready, Timespec::try_from(left).ok().as_ref());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -53,7 +70,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::sync::Mutex;
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
     use super::*;
 
@@ -70,6 +87,25 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         (CloseOnFork::new(ours.into()), theirs)
+    }
+
+    #[test]
+    fn client_that_reads_slowly_does_not_keep_the_sender() {
+        let (ours, mut theirs) = connection();
+        let (end, ended) = channel::<()>();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = 0;
+            // Each read makes room for a further write.
+            while ended.recv_timeout(Duration::from_millis(20)) == Err(RecvTimeoutError::Timeout) {
+                bytes += theirs.read(&mut [0; 64 << 10]).unwrap();
+            }
+            bytes
+        });
+        let until = Instant::now() + Duration::from_millis(300);
+        let outcome = send_until(ours.as_fd(), &vec![0; 256 << 20], until);
+        drop((end, ours));
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(reader.join().unwrap() > 0 && Instant::now() >= until);
     }
 
     #[test]

@@ -28,7 +28,11 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(1500);
 /// Time without a byte after which a process counts as unresponsive.
 const REPLY_LIMIT: Duration = Duration::from_secs(2);
 /// Time limit of all queries. `smddp status` waits longer than that.
-const TOTAL_LIMIT: Duration = Duration::from_secs(8);
+pub const TOTAL_LIMIT: Duration = Duration::from_secs(8);
+/// Maximum bytes of all replies as JSON strings. `smddp status` accepts an answer of 64 MiB, with the members of the groups.
+const MAX_TOTAL_BYTES: usize = 40 << 20;
+/// Reason for a process that has closed the group or does not have it.
+pub const CLOSED: &str = "it has closed its end of the group";
 /// Maximum number of concurrent queries. Each takes one descriptor on both sides.
 const MAX_QUERIES: usize = 64;
 /// Bytes of the length before the text.
@@ -151,7 +155,7 @@ impl PendingQuery {
 fn describe(error: &io::Error) -> String {
     match error {
         error if is_host_silent(error) => SILENT.to_owned(),
-        error if is_closed(error) => "it has closed its end of the group".to_owned(),
+        error if is_closed(error) => CLOSED.to_owned(),
         error if is_unauthenticated(error) => error.to_string(),
         error if error.kind() == ErrorKind::ConnectionRefused => {
             "it has ended: its host refuses the connection".to_owned()
@@ -168,14 +172,33 @@ struct Queries<'a> {
     waiting: VecDeque<(usize, &'a StatusPeers, usize)>,
     active: Vec<PendingQuery>,
     replies: Vec<Option<StatusReply>>,
+    /// Bytes of all replies as JSON strings.
+    bytes: usize,
 }
 
-/// Queries the processes of these ranks, [`MAX_QUERIES`] at a time, and waits for at most [`TOTAL_LIMIT`]. Returns their
-/// replies in the order of `ranks`.
+/// Returns the maximum bytes of the JSON string of a text.
+fn json_bytes(text: &str) -> usize {
+    let escaped = |byte: u8| match byte {
+        b'"' | b'\\' => 2,
+        // "\u001b"
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.bytes().map(escaped).sum()
+}
+
+/// Queries the processes of these ranks, and waits for at most [`TOTAL_LIMIT`]. Returns their replies in the order of
+/// `ranks`.
 pub fn query(ranks: &[(&StatusPeers, usize)]) -> Vec<StatusReply> {
+    query_until(ranks, Instant::now() + TOTAL_LIMIT)
+}
+
+/// Queries the processes of these ranks, [`MAX_QUERIES`] at a time, until that time. Returns their replies in the order of
+/// `ranks`.
+pub fn query_until(ranks: &[(&StatusPeers, usize)], until: Instant) -> Vec<StatusReply> {
     let waiting = ranks.iter().enumerate().map(|(index, &(peers, rank))| (index, peers, rank)).collect();
-    let mut queries = Queries { waiting, active: Vec::new(), replies: ranks.iter().map(|_| None).collect() };
-    let until = Instant::now() + TOTAL_LIMIT;
+    let mut queries =
+        Queries { waiting, active: Vec::new(), replies: ranks.iter().map(|_| None).collect(), bytes: 0 };
     loop {
         let now = Instant::now();
         queries.start(now);
@@ -214,11 +237,11 @@ impl Queries<'_> {
         let _ = poll(&mut fds, Timespec::try_from(rest).ok().as_ref());
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let (now, mut next) = (Instant::now(), ready.into_iter());
-        let Self { active, replies, .. } = self;
+        let Self { active, replies, bytes, .. } = self;
         active.retain_mut(|query| {
             let outcome = if next.next() == Some(true) { query.poll(now) } else { Ok(None) };
             replies[query.index] = match outcome {
-                Ok(Some(text)) => Some(Ok(text)),
+                Ok(Some(text)) => Some(take(text, bytes)),
                 Err(reason) => Some(Err(reason)),
                 Ok(None) => query.expired(now).map(|reason| Err(reason.to_owned())),
             };
@@ -227,11 +250,26 @@ impl Queries<'_> {
     }
 }
 
+/// Returns a reply, unless all replies together exceed their maximum. `bytes`: those of the earlier replies.
+fn take(text: String, bytes: &mut usize) -> StatusReply {
+    let total = bytes.saturating_add(json_bytes(&text));
+    if total > MAX_TOTAL_BYTES {
+        return Err(format!(
+            "its reply is omitted: all replies have more than {} MiB",
+            MAX_TOTAL_BYTES >> 20
+        ));
+    }
+    *bytes = total;
+    Ok(text)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
 
+    use rustix::net::{AddressFamily, SocketType};
     use smddp_net::fuzzing::{known_token, responder_reply};
     use smddp_net::handshake::{GREETING_BYTES, Listener, PROOF_BYTES};
 
@@ -249,6 +287,14 @@ mod tests {
         }
     }
 
+    /// Returns a bound socket, and its address.
+    fn bound() -> (OwnedFd, SocketAddr) {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
+        (socket, address)
+    }
+
     /// Completes one handshake and then writes these bytes, in two parts.
     fn serve(listener: &TcpListener, bytes: &[u8]) {
         let (mut stream, _) = listener.accept().unwrap();
@@ -263,10 +309,13 @@ mod tests {
 
     #[test]
     fn replies_keep_the_order_of_the_ranks_and_failures_have_reasons() {
-        let [whole, large, long, short, closed, silent] =
-            [(); 6].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let peers = peers(&[&whole, &large, &long, &short, &closed, &silent]);
-        drop(closed);
+        let [whole, large, long, short, silent] = [(); 5].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        // A socket that is bound and does not listen refuses connections, and no other process can take its port.
+        let refusing = bound();
+        let mut addresses = peers(&[&whole, &large, &long, &short, &silent]).addresses.to_vec();
+        addresses.insert(4, Some(TcpAddress { socket: refusing.1, listener_id: Default::default() }));
+        let peers =
+            StatusPeers { credential: credential(0), addresses: addresses.into(), links: Arc::default() };
         let text = "x\u{1b}".repeat(300_000);
         let replies = std::thread::scope(|scope| {
             scope.spawn(|| serve(&whole, &encode_reply(&text, None)));
@@ -287,6 +336,17 @@ mod tests {
             UNRESPONSIVE,
         ];
         assert_eq!(reasons, expected);
+    }
+
+    #[test]
+    fn replies_above_the_total_are_omitted_and_escapes_count() {
+        let mut bytes = 0;
+        let text = "\u{1}".repeat(MAX_STATUS_BYTES);
+        assert_eq!(json_bytes("a\"\\\n\u{1f}ä"), 1 + 2 + 2 + 6 + 6 + 2);
+        assert!(take(text.clone(), &mut bytes).is_ok());
+        let reason = take(text, &mut bytes).unwrap_err();
+        assert_eq!(reason, "its reply is omitted: all replies have more than 40 MiB");
+        assert_eq!(take("small".to_owned(), &mut bytes).as_deref(), Ok("small"));
     }
 
     #[test]

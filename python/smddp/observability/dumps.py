@@ -11,6 +11,8 @@ from typing import Any
 
 _LARGEST = 1 << 63
 _DEEPEST = 32
+#: Maximum groups of a process, and pending calls of a group: 32 collectives and 32 messages.
+_MOST_GROUPS, _MOST_PENDING = 8192, 64
 
 
 def or_null(kind: Any) -> Any:
@@ -93,12 +95,22 @@ def parse(text: str | bytes, operations: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"invalid JSON: {error}") from None
     check(found, _DUMP if operations else _PROCESS)
+    _check_counts(found["groups"])
     for group in found["groups"] if operations else ():
         for op in group["operations"]:
             if op["outcome"] == "ok" and op["ended_ns"] is None:
                 raise ValueError(f"operation {op['seq']} of group {group['name']!r} succeeded and has no ended_ns")
     checked: dict[str, Any] = found
     return checked
+
+
+def _check_counts(groups: list[dict[str, Any]]) -> None:
+    if len(groups) > _MOST_GROUPS:
+        raise ValueError(f"groups: expected at most {_MOST_GROUPS}, got {len(groups)}")
+    for number, group in enumerate(groups):
+        pending = len(group.get("pending", ()))
+        if pending > _MOST_PENDING:
+            raise ValueError(f"groups[{number}].pending: expected at most {_MOST_PENDING} calls, got {pending}")
 
 
 def _depth(found: Any) -> int:
@@ -111,7 +123,11 @@ def _depth(found: Any) -> int:
     return deepest
 
 
-def check(value: Any, kind: Any, place: str = "") -> None:
+#: Place of a value: the place of its container, and its name or index in that.
+_Place = tuple[Any, Any] | None
+
+
+def check(value: Any, kind: Any, place: _Place = None) -> None:
     """Raises ValueError with the place, the expected kind and the value, if `value` is of another kind."""
     if isinstance(kind, tuple):
         if value is not None:
@@ -120,15 +136,14 @@ def check(value: Any, kind: Any, place: str = "") -> None:
         _expect(isinstance(value, dict), "an object", value, place)
         for key, inner in kind.items():
             name = key.removesuffix("?")
-            if name != key and name not in value:
-                continue
-            if name not in value:
-                raise ValueError(f"{place.lstrip('.') or 'the dump'} has no {name!r}")
-            check(value[name], inner, f"{place}.{name}")
+            if name in value:
+                check(value[name], inner, (place, name))
+            elif name == key:
+                raise ValueError(f"{_name(place)} has no {name!r}")
     elif isinstance(kind, list):
         _expect(isinstance(value, list), "a list", value, place)
         for number, each in enumerate(value):
-            check(each, kind[0], f"{place}[{number}]")
+            check(each, kind[0], (place, number))
     elif kind is bool:
         _expect(isinstance(value, bool), "true or false", value, place)
     elif kind is str:
@@ -139,7 +154,16 @@ def check(value: Any, kind: Any, place: str = "") -> None:
         _expect(right and abs(value) < _LARGEST, "a 64-bit integer" if kind is int else "a number", value, place)
 
 
-def _expect(holds: bool, kind: str, value: Any, place: str) -> None:
+def _name(place: _Place) -> str:
+    """Returns "groups[0].pending" for a place. Only an error needs it."""
+    name = ""
+    while place is not None:
+        place, part = place
+        name = (f"[{part}]" if isinstance(part, int) else f".{part}") + name
+    return name.lstrip(".") or "the dump"
+
+
+def _expect(holds: bool, kind: str, value: Any, place: _Place) -> None:
     if not holds:
         shown = type(value).__name__ if isinstance(value, (dict, list)) else repr(value)
-        raise ValueError(f"{place.lstrip('.') or 'the dump'}: expected {kind}, got {shown[:80]}")
+        raise ValueError(f"{_name(place)}: expected {kind}, got {shown[:80]}")

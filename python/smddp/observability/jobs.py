@@ -27,14 +27,14 @@ class Silent:
     """A process of a job that did not answer."""
 
     member: Member
-    #: reason: "stopped ...", "no reply within 2 s ..."
-    why: str
-    #: its rank in each group, by the group's key
-    ranks: dict[str, int] = field(default_factory=dict)
+    #: "stopped ...", "no reply within 2 s ..."
+    reason: str
+    #: its rank in each known group, by the group's key; `Job.add_group` adds groups that become known later
+    ranks: dict[str, int]
 
     @property
     def rank(self) -> int | None:
-        """Its rank in the first known group, which is the largest."""
+        """Its rank in the first known group."""
         return next(iter(self.ranks.values()), None)
 
     def __str__(self) -> str:
@@ -47,7 +47,6 @@ class Job:
     """The processes of one job: the dumps of the answers, this host's first, and the processes without an answer."""
 
     processes: list[dict[str, Any]]
-    silent: list[Silent] = field(default_factory=list)
     #: processes of the ranks of each group, by the group's key and the rank
     members: dict[str, dict[int, Member]] = field(default_factory=dict)
     #: reasons why ranks of other hosts were not queried
@@ -56,28 +55,49 @@ class Job:
     def __post_init__(self) -> None:
         self._identities = {identity(one) for one in self.processes}
         self._by_member = {Member(one["host"], one["pid"]): one for one in self.processes}
+        self._ranks_of: dict[Member, dict[str, int]] = {}
+        self._silent: dict[Member, Silent] = {}
+
+    @property
+    def silent(self) -> list[Silent]:
+        """The processes without an answer."""
+        return list(self._silent.values())
 
     def find(self, member: Member) -> dict[str, Any] | None:
         """Returns the dump of that process, or None if it did not answer."""
         return self._by_member.get(member)
 
+    def find_silent(self, member: Member) -> Silent | None:
+        """Returns the process if it did not answer."""
+        return self._silent.get(member)
+
+    def has_member(self, member: Member) -> bool:
+        """Returns True if that process has a rank in a known group."""
+        return bool(self._ranks_of.get(member))
+
+    def add_group(self, name: str, members: dict[int, Member]) -> None:
+        """Sets the members of a group by rank. name: its key."""
+        for member in self.members.get(name, {}).values():
+            self._ranks_of[member].pop(name, None)
+        self.members[name] = members
+        for rank, member in members.items():
+            self._ranks_of.setdefault(member, {})[name] = rank
+
     def add(self, found: dict[str, Any]) -> None:
         """Adds the dump of a process, unless the job already has it."""
+        member = Member(found["host"], found["pid"])
+        # A process may answer only the second query.
+        self._silent.pop(member, None)
         if identity(found) not in self._identities:
             self._identities.add(identity(found))
-            self._by_member[Member(found["host"], found["pid"])] = found
+            self._by_member[member] = found
             self.processes.append(found)
 
-    def add_silent(self, member: Member, why: str) -> None:
+    def add_silent(self, member: Member, reason: str) -> None:
         """Adds a process without an answer. A later reason replaces an earlier one."""
         if self.find(member) is not None:
             return
-        for one in self.silent:
-            if one.member == member:
-                one.why = why
-                return
-        pairs = ((name, rank) for name, ranks in self.members.items() for rank, one in ranks.items() if one == member)
-        self.silent.append(Silent(member, why, dict(pairs)))
+        self._silent[member] = Silent(member, reason, self._ranks_of.setdefault(member, {}))
 
     def missing(self, process: dict[str, Any]) -> bool:
         """Returns True if that process can answer for a rank whose state is unknown."""
@@ -122,11 +142,11 @@ def merge(job: Job, answer: Any) -> None:
     dumps.check(answer, _ANSWER)
     for group in answer["groups"]:
         found = (_MEMBER.fullmatch(name) for name in group["members"])
-        job.members[key(group)] = {rank: Member(one[1], int(one[2])) for rank, one in enumerate(found) if one}
+        job.add_group(key(group), {rank: Member(one[1], int(one[2])) for rank, one in enumerate(found) if one})
     for silent in answer["silent"]:
         member = job.members.get(silent["group"] or "", {}).get(silent["rank"])
         if member is not None:
-            job.add_silent(member, silent["why"])
+            job.add_silent(member, silent["reason"])
     for reply in answer["answers"]:
         member = job.members.get(reply["group"] or "", {}).get(reply["rank"])
         try:
@@ -161,5 +181,5 @@ def complete(job: Job, ask: Callable[[dict[str, Any]], Any], seconds: float) -> 
 _ANSWER = {
     "groups": [{"name": str, "id": dumps.or_null(str), "rank": int, "size": int, "members": [str]}],
     "answers": [{"group": dumps.or_null(str), "rank": int, "text": str}],
-    "silent": [{"group": dumps.or_null(str), "rank": int, "why": str}],
+    "silent": [{"group": dumps.or_null(str), "rank": int, "reason": str}],
 }

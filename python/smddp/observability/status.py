@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
@@ -29,8 +30,8 @@ _MAGIC = b"smddp-q1"
 _STATUS, _DUMP, _JOB = 2, 3, 4
 #: Seconds to wait for an answer, and for that of a process that queries the other hosts for at most 8 s.
 _PATIENCE, _JOB_PATIENCE = 3.0, 11.0
-#: Seconds after which no further process of a job is asked about the other hosts.
-_ALL_JOBS = 10.0
+#: Seconds after which no further process is asked about the other hosts, and jobs whose processes are asked at a time.
+_ALL_JOBS, _CONCURRENT_JOBS = 10.0, 8
 #: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
 # Slow links in the output for a job.
@@ -246,13 +247,12 @@ def _query(options: Options) -> _State:
     found = jobs.of(answers, _parent)
     late = [stragglers.find(job.processes) for job in found]
     if not options.pids and not options.host_only:
-        places = {id(one): place for one, place in zip(answers, sockets)}
+        _complete(found, {id(one): place for one, place in zip(answers, sockets)})
         host = socket.gethostname()
         for job in found:
-            jobs.complete(job, lambda one: _ask_job(places[id(one)]), _ALL_JOBS)
-            for pid, why in failed.items():
-                if any(Member(host, pid) in ranks.values() for ranks in job.members.values()):
-                    job.add_silent(Member(host, pid), why)
+            for pid, reason in failed.items():
+                if job.has_member(Member(host, pid)):
+                    job.add_silent(Member(host, pid), reason)
     judged = []
     for job, stragglers_of in zip(found, late):
         job.processes.sort(key=_order)
@@ -262,11 +262,26 @@ def _query(options: Options) -> _State:
     return _State(answers, failed, *(list(part) for part in zip(*judged))) if judged else _State(answers, failed)
 
 
+def _complete(found: Sequence[Job], places: dict[int, Process]) -> None:
+    """Queries the other hosts of all jobs, several at a time. places: the processes, by the id of their dump."""
+    until = time.monotonic() + _ALL_JOBS
+
+    def complete(job: Job) -> None:
+        jobs.complete(job, lambda one: _ask_job(places[id(one)]), max(until - time.monotonic(), 0))
+
+    if len(found) == 1:
+        return complete(found[0])
+    with ThreadPoolExecutor(_CONCURRENT_JOBS) as pool:
+        for _ in pool.map(complete, found):
+            pass
+
+
 def _as_json(state: _State, options: Options) -> dict[str, Any]:
     for group in (group for one in state.answers for group in one["groups"] if not options.folder):
         del group["operations"], group["messages"]
+    local = {id(one) for one in state.answers}
     return {
-        "processes": [one for job in state.jobs for one in job.processes],
+        "processes": [{**one, "local": id(one) in local} for job in state.jobs for one in job.processes],
         "silent": state.failed,
         "stragglers": [asdict(one) for late in state.stragglers for one in late],
         "jobs": [_job_as_json(*found) for found in zip(state.jobs, state.verdicts)],
@@ -279,7 +294,7 @@ def _job_as_json(job: Job, found: Verdict) -> dict[str, Any]:
         "verdict": found.sentences,
         "waits_long": found.waits_long,
         "processes": [{name: one[name] for name in process} for one in job.processes],
-        "silent": [{**one.member._asdict(), "rank": one.rank, "why": one.why} for one in job.silent],
+        "silent": [{**one.member._asdict(), "rank": one.rank, "reason": one.reason} for one in job.silent],
         "problems": job.problems,
         "slow_links": [asdict(one) for one in links.slow(job.processes)],
     }
@@ -301,10 +316,11 @@ def _text(state: _State, columns: int) -> list[str]:
                 f"job {number}: {many} process{'es'[: 2 * (many > 1)]}, host{'s'[: len(hosts) > 1]} {named_hosts}",
             ]
         tables += status_table.rows(job.processes, columns)
-        tables += [f"{one}: {one.why}" for one in job.silent] + job.problems
+        tables += [f"{one}: {one.reason}" for one in job.silent] + job.problems
         tables += [f"history: {one}" for one in late] + _slow_links(job)
-        named |= {one.member.pid for one in job.silent if one.member.pid in state.failed}
-    rest = [f"pid {pid}: {why}" for pid, why in state.failed.items() if pid not in named]
+        named |= {one.member for one in job.silent}
+    host = socket.gethostname()
+    rest = [f"pid {pid}: {reason}" for pid, reason in state.failed.items() if Member(host, pid) not in named]
     text = [*head, *tables, *rest]
     return [printable(line) for line in text] or ["no process of this user has a group of smddp open here"]
 
@@ -337,7 +353,7 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
     """Queries processes of this host. Returns the answers, the reasons without one by pid, and who answered."""
     found = [one for one in processes() if not asked or one.pid in asked]
     answers: list[tuple[dict[str, Any], Process]] = []
-    failed = {pid: _why(pid, ConnectionRefusedError()) for pid in set(asked) - {one.pid for one in found}}
+    failed = {pid: _reason(pid, ConnectionRefusedError()) for pid in set(asked) - {one.pid for one in found}}
     for one in found:
         try:
             # The socket of a stopped process still accepts connections.
@@ -349,7 +365,7 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
             if asked:
                 failed[one.pid] = str(error)
         except (OSError, ValueError) as error:
-            failed[one.pid] = _why(one.pid, error) if one.visible else f"no answer: {error}"
+            failed[one.pid] = _reason(one.pid, error) if one.visible else f"no answer: {error}"
     answers.sort(key=lambda found: _order(found[0]))
     return [found for found, _ in answers], failed, [one for _, one in answers]
 
@@ -375,7 +391,7 @@ def _stat(pid: int, field: int) -> str:
         return ""
 
 
-def _why(pid: int, error: Exception) -> str:
+def _reason(pid: int, error: Exception) -> str:
     if not _state(pid):
         return "no such process"
     return "no group of smddp is open there" if isinstance(error, ConnectionRefusedError) else f"no answer: {error}"

@@ -6,8 +6,9 @@ A pure function of the dumps of a job. Needs neither torch nor the core.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smddp.observability import jobs, waits
@@ -17,6 +18,8 @@ from smddp.text import named_ranks
 
 #: Sentences of a verdict, named ranks of a sentence, and characters of one text of another process.
 _MOST_SENTENCES, _MOST_RANKS, _MOST_TEXT = 5, 4, 160
+#: Maximum cycles that are searched for. Each may contain all ranks.
+_MOST_CYCLES = 64
 _FRAME = re.compile(r"(.{1,300}?):(\d{1,9}) in (.{1,200})")
 
 
@@ -36,15 +39,17 @@ def of(job: Job, threshold: float) -> Verdict:
     cycles, explained = _cycles(late)
     blocked = {jobs.identity(one) for wait in late if wait.awaited for one in wait.waiting}
     first = [wait for wait in late if _is_cause(wait, blocked)]
-    sentences = [_mismatch(wait) for wait in late if wait.mismatch]
-    sentences += cycles
-    sentences += [_sentence(wait) for wait in first if not wait.mismatch]
-    sentences += _failures(job)
+    # Only the sentences that are shown are written: a job may have many thousand pending calls.
+    lazy: list[Callable[[], str]] = [partial(_mismatch, wait) for wait in late if wait.mismatch]
+    lazy += [partial(_cycle, steps) for steps in cycles]
+    lazy += [partial(_sentence, wait) for wait in first if not wait.mismatch]
+    failures = _failures(job)
+    lazy += [] if failures is None else [failures.__str__]
+    sentences = [write() for write in lazy[:_MOST_SENTENCES]]
     named = {id(wait) for wait in first} | {id(wait) for wait in late if wait.mismatch} | explained
     rest = sum(id(wait) not in named for wait in late)
-    if len(sentences) > _MOST_SENTENCES:
-        left = len(sentences) - _MOST_SENTENCES
-        sentences[_MOST_SENTENCES:] = [f"and {left} more of this kind"]
+    if len(lazy) > _MOST_SENTENCES:
+        sentences.append(f"and {len(lazy) - _MOST_SENTENCES} more of this kind")
     if rest:
         calls = "1 more call waits" if rest == 1 else f"{rest} more calls wait"
         sentences.append(f"{calls} for ranks that are in these calls")
@@ -55,8 +60,9 @@ def of(job: Job, threshold: float) -> Verdict:
 
 def _is_cause(wait: Wait, blocked: set[tuple[Any, ...]]) -> bool:
     """Returns True unless all ranks that a call waits for wait in other calls themselves."""
-    waited = [one for one in wait.awaited if one.process is None or jobs.identity(one.process) not in blocked]
-    return bool(waited) or not wait.awaited
+    own = {jobs.identity(one) for one in wait.waiting}
+    identities = (None if one.process is None else jobs.identity(one.process) for one in wait.awaited)
+    return not wait.awaited or any(one is None or one not in blocked or one in own for one in identities)
 
 
 def _sentence(wait: Wait) -> str:
@@ -85,23 +91,22 @@ def _call(wait: Wait) -> str:
 
 def _mismatch(wait: Wait) -> str:
     calls = [f"{_short(call)} on {named_ranks(ranks)}" for call, ranks in list(wait.mismatch.items())[:_MOST_RANKS]]
-    number = wait.call.rpartition("#")[2]
-    return f"calls #{_short(number)} of group `{_short(wait.group)}` differ: {'; '.join(calls)}"
+    return f"calls #{wait.number} of group `{_short(wait.group)}` differ: {'; '.join(calls)}"
 
 
-def _failures(job: Job) -> list[str]:
+def _failures(job: Job) -> str | None:
     found: dict[str, tuple[str, list[int], str]] = {}
     for process in job.processes:
         for group in process["groups"]:
             if group["error"]:
                 entry = found.setdefault(jobs.key(group), (group["name"], [], group["error"]))
                 entry[1].append(group["rank"])
-    texts = [
-        f"group `{_short(name)}` has failed on {named_ranks(ranks)}: {_short(error.partition(chr(10))[0], 2)}"
-        for name, ranks, error in found.values()
-    ]
+    if not found:
+        return None
+    name, ranks, error = next(iter(found.values()))
+    text = f"group `{_short(name)}` has failed on {named_ranks(ranks)}: {_short(error.partition(chr(10))[0], 2)}"
     # A program may keep its failed groups.
-    return texts if len(texts) < 2 else [f"{texts[0]}; {len(texts) - 1} more groups have failed"]
+    return text if len(found) == 1 else f"{text}; {len(found) - 1} more groups have failed"
 
 
 def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
@@ -113,51 +118,91 @@ def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
     return text if longest is None else f"{text}; the longest: {_sentence(longest)}"
 
 
-def _cycles(late: Sequence[Wait]) -> tuple[list[str], set[int]]:
-    """Returns a sentence for each cycle of ranks that wait for each other, and the ids of their calls."""
-    edges: dict[tuple[Any, ...], list[tuple[Wait, int, Awaited]]] = {}
+_Process = tuple[Any, ...]
+#: Late calls of each process, and its rank in them.
+_Calls = dict[_Process, list[tuple[Wait, int]]]
+#: Edge of the wait-for graph: its target, its call and rank or its awaited rank, and the edges from its target.
+_Edge = tuple[Any, Any, Iterator[Any]]
+#: A call, the rank in it, and a rank that it waits for.
+_Step = tuple[Wait, int, Awaited]
+
+
+def _cycles(late: Sequence[Wait]) -> tuple[list[list[_Step]], set[Any]]:
+    """Returns cycles of ranks that wait for each other, and the ids of their calls.
+
+    A depth-first search of the wait-for graph. Its nodes are processes and calls, so a call of many ranks that waits
+    for many others has one edge for each of them. A node is in one returned cycle at most.
+    """
+    calls: _Calls = {}
     for wait in late:
         for process, rank in zip(wait.waiting, wait.ranks):
-            outgoing = [(wait, rank, one) for one in wait.awaited if one.process is not None]
-            edges.setdefault(jobs.identity(process), []).extend(outgoing)
-    found: dict[frozenset[Any], str] = {}
-    explained: set[int] = set()
-    done: set[tuple[Any, ...]] = set()
-    for start in edges:
-        path: list[tuple[tuple[Any, ...], int]] = [(start, 0)]
+            calls.setdefault(jobs.identity(process), []).append((wait, rank))
+    found: list[list[_Step]] = []
+    explained: set[Any] = set()
+    done: set[Any] = set()
+    for start in calls:
+        if start in done:
+            continue
+        # Each node with the edge that led to it and its remaining edges; the place of each node in the path.
+        path: list[tuple[Any, Any, Iterator[_Edge]]] = [(start, None, _calls_of(start, calls))]
+        places: dict[Any, int] = {start: 0}
         while path:
-            at, number = path[-1]
-            outgoing = edges.get(at, [])
-            if at in done or number == len(outgoing):
-                done.add(at)
-                path.pop()
-                continue
-            path[-1] = (at, number + 1)
-            target = outgoing[number][2].process
-            to = jobs.identity(target) if target is not None else ()
-            places = [place for place, (one, _) in enumerate(path) if one == to]
-            if places:
-                steps = [edges[one][step - 1] for one, step in path[places[0] :]]
-                found.setdefault(frozenset(one for one, _ in path[places[0] :]), _cycle(steps))
-                explained |= {id(wait) for wait, _, _ in steps}
-            elif to not in done:
-                path.append((to, 0))
-    return list(found.values()), explained
+            edge = next(path[-1][2], None)
+            if edge is None:
+                node = path.pop()[0]
+                del places[node]
+                done.add(node)
+            elif edge[0] in places:
+                if edge[0] in explained or len(found) >= _MOST_CYCLES:
+                    continue
+                cycle = path[places[edge[0]] :]
+                steps = _steps([one[1] for one in cycle[1:]] + [edge[1]])
+                # A rank that has only a call to its own rank waits in no cycle.
+                if len(steps) > 1:
+                    found.append(steps)
+                    explained |= {one[0] for one in cycle}
+            elif edge[0] not in done:
+                places[edge[0]] = len(path)
+                path.append(edge)
+    return found, explained
 
 
-def _cycle(steps: Sequence[tuple[Wait, int, Awaited]]) -> str:
+def _calls_of(process: _Process, calls: _Calls) -> Iterator[_Edge]:
+    """Returns the edges from a process to its calls."""
+    for wait, rank in calls[process]:
+        yield id(wait), (wait, rank), _awaited_by(wait, calls)
+
+
+def _awaited_by(wait: Wait, calls: _Calls) -> Iterator[_Edge]:
+    """Returns the edges from a call to the processes that it waits for and that wait themselves."""
+    for one in wait.awaited:
+        process = None if one.process is None else jobs.identity(one.process)
+        if process in calls:
+            yield process, one, _calls_of(process, calls)
+
+
+def _steps(edges: list[Any]) -> list[_Step]:
+    """Returns the steps of a cycle from its edges, which alternate."""
+    if isinstance(edges[0], Awaited):
+        edges = [*edges[-1:], *edges[:-1]]
+    return [(*call, one) for call, one in zip(edges[::2], edges[1::2])]
+
+
+def _cycle(steps: Sequence[_Step]) -> str:
     """Returns the sentence of a cycle. Each step is a call, the rank in it, and a rank that it waits for."""
     inside = [wait.waiting[wait.ranks.index(rank)] for wait, rank, _ in steps]
     # The same cycle begins with the same rank in each query.
     first = min(range(len(steps)), key=lambda step: _order(inside[step]))
     steps = [*steps[first:], *steps[:first]]
     text, shortest = _rank(inside[first], steps[0][1], True), min(wait.seconds for wait, _, _ in steps)
-    for number, (wait, _, one) in enumerate(steps[:8]):
+    for number, (wait, rank, one) in enumerate(steps[:8]):
         named = _rank(one.process, one.rank, number < len(steps) - 1)
-        text += (
-            f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` for {named}"
-        )
-    return f"ranks wait for each other since {_time(shortest)}: {text}"
+        place = _place(wait.waiting[wait.ranks.index(rank)]["at"])
+        text += f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` ({place})"
+        text += f" for {named}"
+    # A dump does not contain whether a thread waits in a call, or has only begun it.
+    unless = "; a rank whose call is asynchronous may be late instead"
+    return f"ranks wait for each other since {_time(shortest)}: {text[: 1900 - len(unless)]}{unless}"
 
 
 def _order(process: dict[str, Any]) -> tuple[Any, ...]:
@@ -190,8 +235,8 @@ def _present(one: Awaited) -> tuple[dict[str, Any], dict[str, Any]] | None:
 def _doing(one: Awaited, wait: Wait) -> str:
     """Returns the state of a rank, for a relative clause."""
     if one.silent is not None:
-        why = _short(one.silent.why)
-        return f"is {why}" if why.startswith("stopped") else f"does not answer: {why}"
+        reason = _short(one.silent.reason)
+        return f"is {reason}" if reason.startswith("stopped") else f"does not answer: {reason}"
     if one.process is None:
         return "could not be queried"
     text = ""

@@ -38,8 +38,9 @@ class Wait:
     seconds: float
     group: str
     size: int
-    #: "all_reduce #61", "recv #1 from rank 1"
+    #: "all_reduce #61", "recv #1 from rank 1", and the number
     call: str
+    number: int
     #: dumps of the ranks in the call, and these ranks in the group
     waiting: list[dict[str, Any]]
     ranks: list[int]
@@ -89,6 +90,8 @@ def _groups(job: Job) -> dict[str, _Group]:
 
 
 def _of_group(job: Job, key: str, group: _Group) -> Iterator[Wait]:
+    if not any(pending(dumped) for _, dumped in group.ranks.values()):
+        return
     others = {one.rank: one for one in _others(job, key, group)}
     collective = _collective(group, others)
     if collective is not None:
@@ -99,11 +102,10 @@ def _of_group(job: Job, key: str, group: _Group) -> Iterator[Wait]:
 def _others(job: Job, key: str, group: _Group) -> Iterable[Awaited]:
     """Returns the ranks of a group that have no dump with this group."""
     members = job.members.get(key, {})
-    silent = {one.ranks[key]: one for one in job.silent if key in one.ranks}
-    for rank in sorted({*members, *silent} - {*group.ranks}):
-        member = members.get(rank)
-        process = None if member is None or rank in silent else job.find(member)
-        yield Awaited(rank, process, None, silent.get(rank), member)
+    for rank in sorted(members.keys() - group.ranks.keys()):
+        member = members[rank]
+        silent = job.find_silent(member)
+        yield Awaited(rank, None if silent else job.find(member), None, silent, member)
 
 
 def _collective(group: _Group, others: dict[int, Awaited]) -> Wait | None:
@@ -131,6 +133,7 @@ def _collective(group: _Group, others: dict[int, Awaited]) -> Wait | None:
         group.name,
         group.size,
         next(iter(inside.values()))["what"],
+        seq,
         [group.ranks[rank][0] for rank in inside],
         list(inside),
         awaited,
@@ -157,6 +160,7 @@ def _unknown(group: _Group, awaited: list[Awaited]) -> int:
 
 
 def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
+    posted = {rank: {*_posted(dumped)} for rank, (_, dumped) in group.ranks.items()}
     for rank, (process, dumped) in sorted(group.ranks.items()):
         for call in pending(dumped):
             message = call["message"]
@@ -165,7 +169,8 @@ def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
             peer = message["peer"]
             found = group.ranks.get(peer)
             awaited = [Awaited(peer, *found)] if found else [others[peer]] if peer in others else []
-            if found and any(_matches(message, rank, other["message"]) for other in pending(found[1])):
+            matching = [(not message["sends"], other, _tag(message)) for other in (rank, None)]
+            if found and not posted[peer].isdisjoint(matching):
                 awaited = []
             unknown = int(peer is not None and found is None and not awaited)
             yield Wait(
@@ -173,6 +178,7 @@ def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
                 group.name,
                 group.size,
                 call["what"],
+                call["seq"],
                 [process],
                 [rank],
                 awaited,
@@ -181,11 +187,12 @@ def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
             )
 
 
-def _matches(message: dict[str, Any], rank: int, other: dict[str, Any] | None) -> bool:
-    """Returns True if the other rank has the matching send or recv of a message of `rank`."""
-    return (
-        other is not None
-        and other["sends"] != message["sends"]
-        and other["peer"] in (rank, None)
-        and other.get("tag") == message.get("tag")
-    )
+def _posted(group: dict[str, Any]) -> Iterator[tuple[bool, int | None, int | None]]:
+    """Returns direction, peer and tag of the pending messages of a rank."""
+    messages = (call["message"] for call in pending(group))
+    return ((one["sends"], one["peer"], _tag(one)) for one in messages if one is not None)
+
+
+def _tag(message: dict[str, Any]) -> int | None:
+    tag = message.get("tag")
+    return tag if isinstance(tag, int) else None

@@ -63,7 +63,10 @@ impl<'a> OwnedEngine<'a> {
         for command in commands.drain(..) {
             match command {
                 Command::Abort(_) | Command::Close(_) => {
-                    self.engine.is_closing |= matches!(command, Command::Close(_));
+                    if matches!(command, Command::Close(_)) {
+                        self.engine.is_closing = true;
+                        self.engine.recorder.closed();
+                    }
                     end = end.or(Some(command));
                 }
                 _ => self.engine.apply(command),

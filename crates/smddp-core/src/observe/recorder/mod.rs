@@ -8,7 +8,7 @@ mod links;
 mod ring;
 mod snapshot;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -46,6 +46,8 @@ pub(crate) struct Recorder {
     failed: OnceLock<String>,
     /// Network estimate between nodes, once it is known.
     network: OnceLock<NetworkEstimate>,
+    /// Set once this process has closed the group. A recorder lives as long as its communicator.
+    closed: AtomicBool,
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
@@ -83,6 +85,7 @@ impl Recorder {
             counters,
             failed: OnceLock::new(),
             network: OnceLock::new(),
+            closed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
         });
         let mut live = lock(LIVE.get());
@@ -141,6 +144,11 @@ impl Recorder {
     /// Records the network estimate by which this group selects algorithms.
     pub(crate) fn set_network(&self, estimate: NetworkEstimate) {
         let _ = self.network.set(estimate);
+    }
+
+    /// Records that this process closes the group.
+    pub(crate) fn closed(&self) {
+        self.closed.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of collectives that were submitted, and the oldest pending collectives and messages.
