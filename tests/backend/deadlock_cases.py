@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import re
+import signal
 import threading
 import time
 
@@ -187,9 +188,64 @@ def short_deadline_is_kept() -> None:
 
 @keeps_group
 def reported_cycle_continues_to_its_deadline() -> None:
-    """With SMDDP_DEADLOCK=report the calls end at their deadline."""
+    """By default the calls of a cycle end at their deadline."""
     limit = datetime.timedelta(seconds=6)
     groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
     with pytest.raises(smddp.CollectiveTimeoutError):
         dist.all_reduce(torch.ones(2), group=groups[dist.get_rank()])
+    dist.barrier()
+
+
+def _exchange() -> None:
+    """Rank 0 waits for rank 1, which waits for a message that other code of rank 0 sends."""
+    tensor = torch.zeros(2)
+    if dist.get_rank() == 0:
+        dist.recv(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+@keeps_group
+def new_thread_sends() -> None:
+    """A thread without earlier calls sends the message."""
+    sender = threading.Timer(2.5, lambda: dist.send(torch.ones(2), 1))
+    if dist.get_rank() == 0:
+        sender.start()
+    _exchange()
+    if dist.get_rank() == 0:
+        sender.join()
+    dist.barrier()
+
+
+@keeps_group
+def callback_sends() -> None:
+    """The callback of a future sends the message."""
+    group, first = dist.new_group([0, 1], timeout=DEADLINE), torch.ones(1)
+    if dist.get_rank() == 0:
+        future = dist.irecv(first, 1, group).get_future()
+        future.then(lambda _: dist.isend(torch.ones(2), 1))
+    else:
+        sender = threading.Timer(2.5, lambda: dist.send(first, 0, group))
+        sender.start()
+    _exchange()
+    dist.barrier()
+
+
+@keeps_group
+def signal_handler_sends() -> None:
+    """The handler of an interval timer sends the message in another group."""
+    if dist.get_rank() == 0:
+        signal.signal(signal.SIGALRM, lambda *_: dist.isend(torch.ones(2), 1, group=group))
+    group = dist.new_group([0, 1], timeout=DEADLINE)
+    tensor = torch.zeros(2)
+    if dist.get_rank() == 0:
+        signal.setitimer(signal.ITIMER_REAL, 2.5)
+        dist.recv(tensor, 1)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    else:
+        dist.recv(tensor, 0, group)
+        dist.send(tensor, 0)
+    assert tensor.tolist() == [1.0, 1.0]
     dist.barrier()

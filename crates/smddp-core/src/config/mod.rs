@@ -198,9 +198,9 @@ settings! {
     SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = optional(unchanged);
     /// 0: do not report the Python line of the main thread to other ranks and to `smddp status`, and use no signal
     SMDDP_STACKS = "1", own, stacks: bool = named;
-    /// deadlocks: error (all ranks of a cycle of waits raise DeadlockError), report (they log it), off. The search begins
-    /// after 0.5 s of waiting
-    SMDDP_DEADLOCK = "error", own, deadlock: DeadlockAction = named;
+    /// possible deadlocks: report (all ranks of a cycle of waits log it), error (they raise DeadlockError), off. The search
+    /// begins after 0.5 s of waiting
+    SMDDP_DEADLOCK = "report", own, deadlock: DeadlockAction = named;
     /// file for the metrics of each rank in Prometheus' text format, for node_exporter's textfile collector. %h is
     /// the host, %p the process id, %r the rank; without %p and %r, the rank is inserted before the file extension
     SMDDP_METRICS_FILE = "", own, metrics_file: Option<String> = optional(unchanged);

@@ -6,6 +6,9 @@
 //! observation of another process cannot form a cycle. A cycle that a probe finds is stable: each of its ranks still waited
 //! after the next one had been checked.
 //!
+//! Other code of this process may still make the awaited call: a thread without earlier calls, the callback of a future, or a
+//! signal handler. A cycle is therefore only a possible deadlock, and by default its ranks only log it.
+//!
 //! Without long waits the detection costs one check of a thread-local flag in each call.
 
 mod prober;

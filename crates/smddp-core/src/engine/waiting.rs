@@ -191,8 +191,12 @@ impl OwnedEngine<'_> {
         }
         let state = self.state();
         // An abort may have set another reason, whose command follows.
-        // A rank of a deadlock reports it, even if another rank of the cycle has ended first.
-        let first = state.failure.get_or_init(|| stored_error(state).unwrap_or(error));
+        // A rank of a deadlock reports it, even if another rank of the cycle has ended first. Other failures keep their reason.
+        let is_end = matches!(error, Error::Deadlock { .. } | Error::Closed { .. });
+        let first = state.failure.get_or_init(|| {
+            let stored = if is_end { stored_error(state) } else { None };
+            stored.unwrap_or(error)
+        });
         // A dead group does not continue, so a new process may take the rank.
         *lock(&state.claim) = None;
         self.record_failure(first);

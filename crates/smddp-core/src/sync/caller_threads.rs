@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Mutex;
 use std::thread::ThreadId;
 
-use smddp_base::fork::PerProcess;
+use smddp_base::fork::{self, PerProcess};
 
 use super::lock;
 
@@ -12,8 +12,8 @@ use super::lock;
 static CALLERS: PerProcess<Mutex<Vec<ThreadId>>> = PerProcess::new();
 
 thread_local! {
-    /// True once this thread is registered.
-    static NOTED: Cell<bool> = const { Cell::new(false) };
+    /// Fork generation, plus 1, in which this thread was registered; 0 before. The list of a forked child is new.
+    static NOTED: Cell<u32> = const { Cell::new(0) };
     static CALLER: Caller = Caller(std::thread::current().id());
 }
 
@@ -29,14 +29,15 @@ impl Drop for Caller {
 /// Records that the current thread makes calls.
 #[inline]
 pub(crate) fn note_caller() {
-    if !NOTED.get() {
-        note();
+    let generation = fork::generation().wrapping_add(1);
+    if NOTED.get() != generation {
+        note(generation);
     }
 }
 
 #[cold]
-fn note() {
-    NOTED.set(true);
+fn note(generation: u32) {
+    NOTED.set(generation);
     // A thread whose thread-local values are already destroyed makes no further calls.
     let _ = CALLER.try_with(|caller| add(caller.0));
 }
@@ -69,5 +70,19 @@ mod tests {
         });
         let (thread, before, count) = inside.join().unwrap();
         assert_eq!((before, count, live().contains(&thread)), (false, 1, false));
+    }
+
+    #[test]
+    fn thread_counts_again_in_a_forked_child() {
+        let inside = std::thread::spawn(|| {
+            let me = std::thread::current().id();
+            note_caller();
+            // The state of the only thread of a child: noted by its parent, with a new list.
+            NOTED.set(NOTED.get().wrapping_sub(1));
+            lock(CALLERS.get()).retain(|&thread| thread != me);
+            note_caller();
+            live().contains(&me)
+        });
+        assert!(inside.join().unwrap(), "the thread of the child is not registered");
     }
 }

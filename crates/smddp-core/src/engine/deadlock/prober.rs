@@ -279,10 +279,12 @@ fn end(id: u64) {
     let Some(error) = wait.error() else { return };
     wait.is_ended = true;
     let group = wait.group.clone();
+    let text = wait.confirmed.as_ref().map(|confirmed| confirmed.text.clone()).unwrap_or_default();
     drop(registry);
     if group.config.deadlock == DeadlockAction::Error {
         group.abort(error);
     } else {
-        log::say(Level::Warn, &error.to_string());
+        // A thread without earlier calls or a callback may still make the awaited call.
+        log::say(Level::Warn, &format!("possible {text}"));
     }
 }

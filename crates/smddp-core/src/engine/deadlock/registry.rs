@@ -32,7 +32,7 @@ const MAX_ROUTES: usize = 64;
 /// Confirmed cycle that a wait is part of.
 pub(super) struct Confirmed {
     /// Description of the cycle, beginning with this process.
-    text: String,
+    pub(super) text: String,
     pub(super) path: Vec<Hop>,
     /// Position of this process.
     pub(super) at: usize,
