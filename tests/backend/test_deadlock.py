@@ -61,6 +61,11 @@ def test_call_with_a_short_deadline_ends_at_it(pool):
     pool.run(MODULE, "short_deadline_is_kept", 60)
 
 
+def test_messages_with_short_deadlines_end_at_them():
+    with Pool(2, lambda rank: ERROR) as made:
+        made.run(MODULE, "message_deadlines_are_kept", 60)
+
+
 def test_default_only_logs_the_cycle(tmp_path):
     log = tmp_path / "log.%p"
     with Pool(2, lambda rank: {"SMDDP_DEBUG_FILE": str(log)}) as made:

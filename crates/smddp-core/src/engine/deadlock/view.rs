@@ -15,6 +15,9 @@ use crate::sync::completion::Completion;
 
 /// Calls with a shorter time limit end at their deadline: their callers may expect that, and continue.
 const MIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Minimum time to the deadline of a message. A message that expires ends alone, and its group continues, so a cycle of them
+/// resolves.
+const MIN_MESSAGE_TIME: Duration = Duration::from_secs(60);
 
 /// State of a group for the edges that point to its rank here.
 pub(super) struct GroupView {
@@ -56,7 +59,7 @@ impl Engine {
             return self.collective_edges(now);
         }
         match self.messages.wait_for(work) {
-            Some(MessageWait { peer, needed, operation, timeout }) if timeout >= MIN_TIMEOUT => {
+            Some(MessageWait { peer, needed, operation, remaining }) if remaining >= MIN_MESSAGE_TIME => {
                 WaitEdges { operation, edges: vec![(peer, needed)] }
             }
             _ => WaitEdges::default(),

@@ -15,7 +15,8 @@ pub(crate) struct MessageWait {
     pub(crate) peer: usize,
     pub(crate) needed: Needed,
     pub(crate) operation: String,
-    pub(crate) timeout: Duration,
+    /// Time to its deadline.
+    pub(crate) remaining: Duration,
 }
 
 /// Pending messages of a rank that its peers may wait for.
@@ -66,7 +67,8 @@ impl MessageQueues {
             Direction::From(rank) => (rank, Needed::Send { tag, taken: self.announced_from[rank] }),
             Direction::FromAny => return None,
         };
-        Some(MessageWait { peer, needed, operation: active.description(), timeout: active.post.timeout })
+        let remaining = active.post.timeout.saturating_sub(active.post.submitted.elapsed());
+        Some(MessageWait { peer, needed, operation: active.description(), remaining })
     }
 
     /// Returns the pending messages for the peers that may wait for them. `None` if there are too many.
