@@ -32,7 +32,7 @@ class Rank:
             comm.all_reduce(SMALL.copy())
 
     def late(self, *ranks: int) -> None:
-        """All ranks call all_reduce, except those that read a batch."""
+        """The given ranks read a batch; all others call all_reduce."""
         read_batch() if self.number in ranks else self.world.all_reduce(SMALL.copy())
 
     def by_rank(self, *calls: Callable[[], object]) -> None:

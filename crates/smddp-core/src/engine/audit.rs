@@ -14,7 +14,7 @@ use crate::failure::names::GroupNames;
 
 /// Part of an operation in the comparison of results.
 pub(crate) enum Audit {
-    /// The result is compared if its turn has come.
+    /// The result is compared if the call is due.
     Compared(Arc<AuditPlan>),
     /// The operation gathers the digests of the call before it.
     Comparison(Comparison),

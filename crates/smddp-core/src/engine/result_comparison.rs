@@ -53,7 +53,7 @@ impl SharedState {
 }
 
 impl Engine {
-    /// Returns the comparison that follows this operation, if its turn has come.
+    /// Returns the comparison that follows this operation, if one is due.
     pub(super) fn due_comparison(&mut self, op: &Operation) -> Option<Box<Operation>> {
         let Some(Audit::Compared(plan)) = &op.audit else { return None };
         if op.is_leaving() {
