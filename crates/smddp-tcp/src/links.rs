@@ -33,7 +33,7 @@ pub struct LinkStats {
     /// Newest delivery rate in bytes per second; `None` if this rank sent too little to fill the path.
     pub delivery_rate: Option<u64>,
     /// Acknowledged bytes per second of the time in which data was in flight, since an earlier reading or the start;
-    /// `None` before the first one.
+    /// `None` if no data was in flight.
     pub mean_rate: Option<u64>,
     /// Share of that time in which the peer's receive window was full.
     pub receiver_limited: f64,
