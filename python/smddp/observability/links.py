@@ -25,6 +25,8 @@ _RECEIVER_LIMITED = 0.1
 _FEWEST_LINKS = 4
 # A dump has at most this many links of a group, so a rank with as many may have more.
 _MOST_LINKS = 32
+# Slow links in the text for a job.
+_MOST_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,10 @@ def _time(microseconds: float) -> str:
 
 def _gbit(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8e-9:.2g} Gbit/s"
+
+
+def history(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the history lines of a job's slow links."""
+    found = slow(processes)
+    more = [f"history: {len(found) - _MOST_SHOWN} more links are slow (--json lists them)"]
+    return [f"history: {one}" for one in found[:_MOST_SHOWN]] + more * (len(found) > _MOST_SHOWN)

@@ -34,8 +34,6 @@ _PATIENCE, _JOB_PATIENCE = 3.0, 11.0
 _ALL_JOBS, _CONCURRENT_JOBS = 10.0, 8
 #: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
-# Slow links in the output for a job.
-_MOST_LINKS = 5
 #: Seconds after which a pending call counts as waiting.
 THRESHOLD = 5.0
 
@@ -284,19 +282,7 @@ def _as_json(state: _State, options: Options) -> dict[str, Any]:
         "processes": [{**one, "local": id(one) in local} for job in state.jobs for one in job.processes],
         "silent": state.failed,
         "stragglers": [asdict(one) for late in state.stragglers for one in late],
-        "jobs": [_job_as_json(*found) for found in zip(state.jobs, state.verdicts)],
-    }
-
-
-def _job_as_json(job: Job, found: Verdict) -> dict[str, Any]:
-    process = ("host", "pid", "rank")
-    return {
-        "verdict": found.sentences,
-        "waits_long": found.waits_long,
-        "processes": [{name: one[name] for name in process} for one in job.processes],
-        "silent": [{**one.member._asdict(), "rank": one.rank, "reason": one.reason} for one in job.silent],
-        "problems": job.problems,
-        "slow_links": [asdict(one) for one in links.slow(job.processes)],
+        "jobs": [verdict.as_json(*found) for found in zip(state.jobs, state.verdicts)],
     }
 
 
@@ -317,18 +303,12 @@ def _text(state: _State, columns: int) -> list[str]:
             ]
         tables += status_table.rows(job.processes, columns)
         tables += [f"{one}: {one.reason}" for one in job.silent] + job.problems
-        tables += [f"history: {one}" for one in late] + _slow_links(job)
+        tables += [f"history: {one}" for one in late] + links.history(job.processes)
         named |= {one.member for one in job.silent}
     host = socket.gethostname()
     rest = [f"pid {pid}: {reason}" for pid, reason in state.failed.items() if Member(host, pid) not in named]
     text = [*head, *tables, *rest]
     return [printable(line) for line in text] or ["no process of this user has a group of smddp open here"]
-
-
-def _slow_links(job: Job) -> list[str]:
-    found = links.slow(job.processes)
-    more = [f"history: {len(found) - _MOST_LINKS} more links are slow (--json lists them)"]
-    return [f"history: {one}" for one in found[:_MOST_LINKS]] + more * (len(found) > _MOST_LINKS)
 
 
 def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str], columns: int = 10_000) -> list[str]:

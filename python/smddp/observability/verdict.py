@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from smddp.observability import jobs, waits
+from smddp.observability import jobs, links, waits
 from smddp.observability.jobs import Job
 from smddp.observability.waits import Awaited, Wait
 from smddp.text import named_ranks
@@ -267,3 +267,16 @@ def _short(text: object, times: int = 1) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def as_json(job: Job, found: Verdict) -> dict[str, Any]:
+    """Returns the entry of a job in `smddp status --json`."""
+    process = ("host", "pid", "rank")
+    return {
+        "verdict": found.sentences,
+        "waits_long": found.waits_long,
+        "processes": [{name: one[name] for name in process} for one in job.processes],
+        "silent": [{**one.member._asdict(), "rank": one.rank, "reason": one.reason} for one in job.silent],
+        "problems": job.problems,
+        "slow_links": [asdict(one) for one in links.slow(job.processes)],
+    }
