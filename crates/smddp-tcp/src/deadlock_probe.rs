@@ -41,7 +41,7 @@ impl ProbeSender {
             wait(&dial.socket, dial.events(), until)?;
         }
         let bytes = match dial.keys() {
-            Some(keys) => encrypted(&framed, keys),
+            Some(keys) => Encryptor::new(keys.initiator).encrypt_all(&framed),
             None => framed,
         };
         write(&dial.socket, &bytes, until)?;
@@ -59,12 +59,6 @@ impl ProbeSender {
             }
         }
     }
-}
-
-fn encrypted(framed: &[u8], keys: Keys) -> Vec<u8> {
-    let mut encryptor = Encryptor::new(keys.initiator);
-    encryptor.encrypt([framed, &[]]);
-    encryptor.into_bytes()
 }
 
 fn write(mut socket: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
@@ -121,13 +115,14 @@ mod tests {
         let keys = || token.keys(b"greeting", b"nonce");
         let framed = frame(&[7; 30_000]).unwrap();
         for part in [1, 1000, 50_000] {
-            let (bytes, mut receive) = (encrypted(&framed, keys()), receiver(Some(keys())));
+            let (bytes, mut receive) =
+                (Encryptor::new(keys().initiator).encrypt_all(&framed), receiver(Some(keys())));
             let replies: Vec<_> = bytes.chunks(part).map(|part| receive(part).unwrap()).collect();
             let (last, before) = replies.split_last().unwrap();
             assert_eq!(last.as_deref(), Some(QUEUED.as_bytes()), "{part}");
             assert!(before.iter().all(Option::is_none), "{part}");
         }
-        let mut forged = encrypted(&framed, keys());
+        let mut forged = Encryptor::new(keys().initiator).encrypt_all(&framed);
         forged[9] ^= 1;
         assert!(receiver(Some(keys()))(&forged).is_err());
     }

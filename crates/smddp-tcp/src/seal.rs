@@ -110,11 +110,6 @@ impl Encryptor {
         records
     }
 
-    /// Returns the encrypted records, for a caller that sends them itself.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.buffered
-    }
-
     /// Writes buffered records. Returns the number of bytes that the socket accepted.
     pub(super) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
         let before = self.sent;
@@ -391,7 +386,7 @@ mod tests {
         }
         let [mut ours, _] = ends();
         ours.encryptor.encrypt([&[7; 500], &[]]);
-        assert!(!ours.encryptor.into_bytes().windows(8).any(|window| window == [7; 8]));
+        assert!(!ours.encryptor.buffered.windows(8).any(|window| window == [7; 8]));
     }
 
     /// Returns three records of 100 bytes each.

@@ -43,9 +43,7 @@ pub(super) fn encode_reply(begun: u64, doing: &str, keys: Option<Keys>) -> Vec<u
     reply.extend((doing.len() as u16).to_le_bytes());
     reply.extend(doing.bytes());
     let Some(keys) = keys else { return reply };
-    let mut encryptor = Encryptor::new(keys.responder);
-    encryptor.encrypt([&reply, &[]]);
-    encryptor.into_bytes()
+    Encryptor::new(keys.responder).encrypt_all(&reply)
 }
 
 /// Decodes a reply. Returns `None` if it is incomplete.

@@ -164,7 +164,10 @@ fn continue_probe(round: u64, path: &[Hop]) {
     let Some(outgoing) = held.outgoing(Instant::now()) else { return };
     let groups = held.groups(&last.edge.group, last.edge.to);
     drop(held);
-    if !groups.iter().any(|group| is_blocked(group, &last.edge, outgoing.since)) {
+    let blocks = groups.iter().any(|group| is_blocked(group, &last.edge, outgoing.since));
+    // The sends below must not keep a destroyed group.
+    drop(groups);
+    if !blocks {
         return;
     }
     if first.process == me {

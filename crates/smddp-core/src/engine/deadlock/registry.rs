@@ -128,7 +128,8 @@ impl Outgoing {
 pub(super) struct Registry {
     /// Id of this process in probes; set by the first use.
     process: Option<ProcessUid>,
-    groups: Vec<Weak<SharedState>>,
+    /// With name and rank: only a matching group is upgraded, since the last reference to a group closes it.
+    groups: Vec<(Weak<SharedState>, String, usize)>,
     /// Waits in the order of their registration, so that the last one of a thread is its innermost one.
     waits: Vec<Wait>,
     last_wait: u64,
@@ -159,8 +160,8 @@ impl Registry {
     }
 
     pub(super) fn add_group(&mut self, group: &Arc<SharedState>) {
-        self.groups.retain(|known| known.strong_count() > 0);
-        self.groups.push(Arc::downgrade(group));
+        self.groups.retain(|(known, ..)| known.strong_count() > 0);
+        self.groups.push((Arc::downgrade(group), group.name.clone(), group.rank));
     }
 
     /// Adds a wait of the current thread, and returns its number.
@@ -210,8 +211,8 @@ impl Registry {
 
     /// Returns the groups with this name in which this process has that rank.
     pub(super) fn groups(&self, name: &str, rank: usize) -> Vec<Arc<SharedState>> {
-        let groups = self.groups.iter().filter_map(Weak::upgrade);
-        groups.filter(|group| group.name == name && group.rank == rank).collect()
+        let found = self.groups.iter().filter(|(_, known, at)| known == name && *at == rank);
+        found.filter_map(|(group, ..)| group.upgrade()).collect()
     }
 
     /// Records that a wait is still blocked. Returns true if a probe is due.
@@ -244,7 +245,8 @@ impl Registry {
             to: *to,
             needed: needed.clone(),
         });
-        let edges: Vec<Edge> = edges.filter(|edge| waits.iter().all(|wait| wait.has_edge(edge))).collect();
+        let edges: Vec<Edge> =
+            edges.filter(|edge| waits[1..].iter().all(|wait| wait.has_edge(edge))).collect();
         let contacts = first.contacts.clone().filter(|_| !edges.is_empty())?;
         let (rank, operation) = (first.rank.clone(), first.edges.operation.clone());
         let since = waits.iter().map(|wait| wait.registered).max()?;

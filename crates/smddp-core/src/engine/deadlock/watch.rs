@@ -75,14 +75,20 @@ impl Drop for WaitWatch {
 /// Updates the edges of all waits in the group, if no other thread owns the engine. Returns true if this thread has owned
 /// it.
 fn refresh(group: &Arc<SharedState>, now: Instant) -> bool {
-    let waits: Vec<(u64, usize)> = registry().waits_of(group).map(|wait| (wait.id, wait.work)).collect();
+    let (mut waits, mut contacts) = (Vec::new(), None);
+    for wait in registry().waits_of(group) {
+        waits.push((wait.id, wait.work));
+        contacts = contacts.or_else(|| wait.contacts.clone());
+    }
     let Some(mut engine) = group.try_own() else { return false };
     let observed = engine.guard(|engine| {
         engine.take_commands();
         let edges: Vec<(u64, WaitEdges)> =
             waits.iter().map(|&(id, work)| (id, engine.wait_edges(work, now))).collect();
         let rank = engine.names.describe(engine.names.me);
-        (edges, Arc::new(engine.group_view()), rank, Arc::new(engine.group.health().probe_contacts()))
+        // The addresses of all ranks, which do not change.
+        let contacts = contacts.unwrap_or_else(|| Arc::new(engine.group.health().probe_contacts()));
+        (edges, Arc::new(engine.group_view()), rank, contacts)
     });
     // The calling thread owns the engine again soon.
     let _ = engine.release_unregistered();
