@@ -67,6 +67,7 @@ def reduction(op: Any) -> ReduceOp:
     raise ValueError(f"op is {op!r}: give one of {', '.join(f'ReduceOp.{known.name}' for known in ReduceOp)}")
 
 
+@tf.autograph.experimental.do_not_convert
 def all_reduce(
     values: Sequence[Any],
     op: ReduceOp = ReduceOp.AVERAGE,

@@ -11,6 +11,7 @@ from smddp.tensorflow import ops, world
 from smddp.tensorflow.all_reduce import Compression, ReduceOp, all_reduce, reduction
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce(
     grad: Any = None,
     param_index: int | None = None,
@@ -30,6 +31,7 @@ def allreduce(
     return _reduced(tensor if grad is None else grad, compression, op)
 
 
+@tf.autograph.experimental.do_not_convert
 def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> Any:
     """Reduces values other than gradients, such as losses and metrics. See `allreduce`."""
     return _reduced(tensor, compression, op)
@@ -54,6 +56,7 @@ def _reduced(value: Any, compression: Any, op: ReduceOp) -> Any:
     return reduced(value)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
     """Returns rank `root_rank`'s tensor on every rank. Differentiable: the root gets the sum of all ranks' gradients.
 
@@ -75,6 +78,7 @@ def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
     return sent(value)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
     """Assigns rank `root_rank`'s values to TensorFlow or Keras variables. Returns the op in a TensorFlow 1 graph, else
     None.
@@ -96,6 +100,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
     return tf.group(*assigned)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_global_variables(root_rank: int = 0) -> Any:
     """Returns the op that assigns rank `root_rank`'s values to all global variables of a TensorFlow 1 graph.
 
