@@ -7,6 +7,7 @@ mod job;
 mod links;
 mod ring;
 mod snapshot;
+mod waited;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -23,6 +24,7 @@ pub(crate) use self::job::Members;
 pub(crate) use self::ring::Outcome;
 use self::ring::{Entry, Ring};
 use self::snapshot::RecorderSnapshot;
+pub(crate) use self::waited::{RecordedCall, WaitedCalls};
 use crate::call::fingerprint::mix;
 use crate::call::message_label::MessageLabel;
 use crate::config::network::NetworkEstimate;
@@ -48,6 +50,8 @@ pub(crate) struct Recorder {
     network: OnceLock<NetworkEstimate>,
     /// Set once this process has closed the group. A recorder lives as long as its communicator.
     closed: AtomicBool,
+    /// Calls in which threads of this process wait.
+    pub(crate) waited: WaitedCalls,
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
@@ -86,6 +90,7 @@ impl Recorder {
             failed: OnceLock::new(),
             network: OnceLock::new(),
             closed: AtomicBool::new(false),
+            waited: WaitedCalls::default(),
             finished: AtomicU64::new(0),
         });
         let mut live = lock(LIVE.get());
@@ -144,6 +149,11 @@ impl Recorder {
     /// Records the network estimate by which this group selects algorithms.
     pub(crate) fn set_network(&self, estimate: NetworkEstimate) {
         let _ = self.network.set(estimate);
+    }
+
+    /// Describes a rank of the group: "rank 3 (host h1, pid 812)".
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        self.members.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
     }
 
     /// Records that this process closes the group.
