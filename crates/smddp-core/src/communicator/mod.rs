@@ -73,6 +73,7 @@ impl Communicator {
     ) -> Self {
         let info = group.info().clone();
         let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
+        crate::log::set_group_rank(rank);
         let topology = Topology::from_labels(nodes);
         let (inline_bytes, assumed) = (info.inline_bytes, GroupFacts::assumed(&network_path));
         let routes = info.routes.clone();

@@ -19,9 +19,12 @@ impl FailureMonitor {
         let waited = pending.messages.waited.as_ref();
         let state = waited.map(|waited| (waited.message.number, waited.moved));
         if state != self.still_message.map(|(number, moved, _)| (number, moved)) {
-            let is_new = state.map(|(number, _)| number) != self.still_message.map(|(number, ..)| number);
-            self.still_message = waited
-                .map(|waited| (waited.message.number, waited.moved, if is_new { waited.since } else { now }));
+            let number = self.still_message.map(|(number, ..)| number);
+            self.still_message = waited.map(|waited| {
+                // The time of the last progress of a partial transfer that is new here is unknown.
+                let is_unchanged = number != Some(waited.message.number) && waited.moved == 0;
+                (waited.message.number, waited.moved, if is_unchanged { waited.since } else { now })
+            });
         }
     }
 

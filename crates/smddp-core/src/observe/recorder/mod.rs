@@ -24,6 +24,7 @@ pub(crate) use self::job::Members;
 pub(crate) use self::ring::Outcome;
 use self::ring::{Entry, Ring};
 use self::snapshot::RecorderSnapshot;
+use self::waited::Waited;
 pub(crate) use self::waited::{RecordedCall, WaitedCalls};
 use crate::call::fingerprint::mix;
 use crate::call::message_label::MessageLabel;
@@ -58,6 +59,8 @@ pub(crate) struct Recorder {
 
 /// Maximum number of pending collectives in a status, and of pending messages.
 const MAX_PENDING: usize = 32;
+/// Age from which a pending call without a registered wait is not waited for.
+const WAIT_REGISTRATION: Duration = Duration::from_secs(1);
 
 static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
@@ -223,7 +226,13 @@ fn doing(key: u64) -> String {
     }
     let (last, present) = recorder.now();
     let ago = |ticks: u64| seconds(clock.since(ticks));
-    let calls: Vec<String> = present
+    // A wait is registered after about half a second.
+    let is_posted = |snapshot: &RecorderSnapshot| {
+        recorder.waited.of(snapshot.recorded_call()) == Waited::No
+            && clock.since(snapshot.entry().submitted) > WAIT_REGISTRATION
+    };
+    let (posted, waiting): (Vec<_>, Vec<_>) = present.into_iter().partition(is_posted);
+    let calls: Vec<String> = waiting
         .iter()
         .map(|snapshot| format!("in {} for {}", snapshot.call_name(), ago(snapshot.entry().submitted)))
         .collect();
@@ -240,6 +249,9 @@ fn doing(key: u64) -> String {
             };
         }
         None => text += " (none finished before)",
+    }
+    for snapshot in &posted {
+        text += &format!(", has posted {} and does not wait for it", snapshot.call_name());
     }
     for other in &others {
         if let Some(snapshot) = other.now().1.first() {
