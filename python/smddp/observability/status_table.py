@@ -1,4 +1,8 @@
-"""Table of `smddp status`: a row for each group of each process, within the width of the terminal."""
+"""Table of `smddp status`: a row for each group of each process, within the width of the terminal.
+
+Not by `rich`: this table and the doctor's report need few lines, and the wheel has no dependencies. With an optional
+extra, the plain form would remain and each table would have two forms to test.
+"""
 
 from __future__ import annotations
 
