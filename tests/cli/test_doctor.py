@@ -181,7 +181,16 @@ def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: 
         "network": None,
         "paths": {"all_gather": ["a", "b"]},
     }
-    return {"size": 2, "missing": [], "waited": 20.0, "quick": True, "present": present, "group": made, "pairs": None}
+    return {
+        "size": 2,
+        "missing": [],
+        "waited": 20.0,
+        "quick": True,
+        "present": present,
+        "group": made,
+        "pairs": None,
+        "links": [],
+    }
 
 
 def changed(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
@@ -325,6 +334,52 @@ def measured(delays: dict[int, tuple[int, float]], monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(4) as pool:
         rows = [row for each in pool.map(rank, range(4)) for row in each]
     return [{**row, "same node": True} for row in measure.best(rows)]
+
+
+def linked(here, **values: int) -> Any:
+    """The finding of the links of two hosts, for an estimate of 50 us and these values of rank 0's link."""
+    whole = job(here, hosts=2)
+    usual = {"rtt_us": 120, "min_rtt_us": 100, "receiver_limited": 0.0, "retransmits": 0}
+    usual |= dict.fromkeys(("delivery_bytes_per_s", "mean_bytes_per_s"), 1_250_000_000)
+    usual |= dict.fromkeys(("sent_bytes", "received_bytes"), 1448 * 20_000)
+    network = {"latency_us": 50.0, "bytes_per_s": 1.25e9, "basis": "measured"}
+    group = {"name": "doctor", "id": "1", "size": 2, "nodes": 2, "network": network}
+    pairs = ((0, {**usual, "peer": 1, **values}), (1, {**usual, "peer": 0}))
+    links = [{"host": f"h{rank}", "groups": [{**group, "rank": rank, "links": [link]}]} for rank, link in pairs]
+    return next(it for it in evaluate({**whole, "links": links}) if it.name == "links")
+
+
+def test_links_have_round_trips_ratios_and_retransmissions(here):
+    found = linked(here, min_rtt_us=250, retransmits=3)
+    times = "round trip 100 to 250 us, measured/estimated time 1 to 2.5"
+    assert found.status == OK
+    assert found.found == f"2 TCP connections, {times}, 3 of 40000 segments retransmitted"
+
+
+def test_slow_link_and_lossy_link_are_reported_with_both_hosts(here):
+    found = linked(here, min_rtt_us=400)
+    assert found.status == WARN and found.means and "ethtool" in found.do
+    assert "link from rank 0 (host h0) to rank 1 (host h1) of group `doctor` is 4.0 times slower" in found.found
+    found = linked(here, retransmits=201)
+    assert found.status == WARN
+    assert found.found == "rank 0 (host h0) to rank 1 (host h1): 201 of 20000 segments retransmitted"
+
+
+def test_links_that_were_not_read_are_a_warning(here):
+    found = next(it for it in evaluate({**job(here), "links": None}) if it.name == "links")
+    assert found.status == WARN and found.do == "see `group`"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "number"),
+    [
+        ("processors", changed("processors", "usable", to=1), "start 1 ranks on this host"),
+        ("memory limit", changed("memory", "cgroup", to=600 << 20), "SMDDP_STAGING_BYTES="),
+    ],
+)
+def test_remedy_has_the_number_of_this_machine(here, name: str, change: Any, number: str):
+    found = next(it for it in evaluate(job(here, change)) if it.name == name and it.status != OK)
+    assert number in found.do
 
 
 def test_pair_with_delayed_messages_is_reported(here, monkeypatch):

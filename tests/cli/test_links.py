@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
 from typing import Any
 
 import pytest
@@ -109,3 +111,30 @@ def test_ratio_of_a_peer_is_that_of_its_slowest_link():
     )
     # Each of the four links has an eighth of 10 Gbit/s. A difference of 99 us is noise.
     assert links.ratios(one["groups"][0]) == {2: 3.0, 3: pytest.approx(10 / 8), 1: 1.0}
+
+
+def test_repeated_readings_give_the_average_and_the_time_since_when_a_link_is_slow():
+    """One reading has no such time, and a fast reading ends the series."""
+    noon = time.mktime((2026, 11, 25, 12, 4, 0, 0, 0, -1))
+    clock = count(noon, 60.0)
+    history = links.History(lambda: next(clock))
+
+    def read(round_trip: int) -> list[str]:
+        return [str(one) for one in history.read([[rank(0, link(2, min_rtt_us=round_trip))]])[0]]
+
+    (first,), (second,) = read(400), read(500)
+    assert "is 4.0 times slower than the estimate" in first
+    assert "is 4.3 times slower since 12:04 than the estimate: round trip 500 us" in second
+    assert read(100) == []
+    assert "is 4.0 times slower than the estimate" in read(400)[0] and " since 12:07 " in read(400)[0]
+
+
+def test_history_keeps_the_links_of_jobs_apart():
+    """Two jobs have groups of equal names; only their identities differ."""
+    history = links.History()
+    other = rank(0, link(2, min_rtt_us=400))
+    other["groups"][0]["id"] = "other"
+    jobs_read = [[rank(0)], [other], [rank(0, link(2, min_rtt_us=900), link(2, min_rtt_us=400))]]
+    assert [len(found) for found in history.read(jobs_read)] == [0, 1, 2]
+    again = history.read(jobs_read)
+    assert [[(one.times, one.readings) for one in found] for found in again] == [[], [(4.0, 2)], [(9.0, 2), (4.0, 2)]]

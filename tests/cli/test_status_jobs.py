@@ -124,7 +124,7 @@ def test_process_of_this_host_is_shown_although_another_host_has_its_pid():
     job = Job([world(0)])
     job.add_group("id of world", {1: Member("elsewhere", 7)})
     job.add_silent(Member("elsewhere", 7), "its host does not respond")
-    state = status._State(job.processes, {7: "no answer: timed out"}, [job], [verdict.of(job, 5.0)], [[]])
+    state = status._State(job.processes, {7: "no answer: timed out"}, [job], [verdict.of(job, 5.0)], [[]], [[]])
     assert status._text(state, 120)[-1] == "pid 7: no answer: timed out"
 
 
@@ -212,7 +212,7 @@ def test_json_says_which_processes_are_of_this_host():
     job = Job([*here, world(2, "b")])
     job.add_group("id of world", {3: Member("b", 103)})
     job.add_silent(Member("b", 103), "its host does not respond")
-    state = status._State(here, {}, [job], [verdict.of(job, 5.0)], [[]])
+    state = status._State(here, {}, [job], [verdict.of(job, 5.0)], [[]], [[]])
     made = status._as_json(state, status.Options())
     assert [one["local"] for one in made["processes"]] == [True, True, False]
     silent = {"host": "b", "pid": 103, "rank": 3, "reason": "its host does not respond"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import time
 from typing import Any
 
@@ -14,16 +16,23 @@ READS = "job.py:6 in read_batch < job.py:9 in main"
 STEPS = "job.py:12 in step < job.py:9 in main"
 
 
-def collective(seq: int, seconds: float = 154.0, name: str = "all_reduce", call: str = "") -> dict[str, Any]:
+def collective(
+    seq: int, seconds: float = 154.0, name: str = "all_reduce", call: str = "", **changes: Any
+) -> dict[str, Any]:
     what = f"{name} #{seq}"
-    return {"seq": seq, "what": what, "call": call or f"{name}(1 element)", "seconds": seconds, "message": None}
+    found = {"seq": seq, "what": what, "call": call or f"{name}(1 element)", "seconds": seconds, "message": None}
+    return {**found, **changes}
 
 
-def message(sends: bool, peer: int | None, seconds: float = 20.0, tag: int = 0) -> dict[str, Any]:
+def message(sends: bool, peer: int | None, seconds: float = 20.0, tag: int = 0, **changes: Any) -> dict[str, Any]:
     name, to = ("send", "to") if sends else ("recv", "from")
     what = f"{name} #0 {to} {'any rank' if peer is None else f'rank {peer}'}"
     label = {"sends": sends, "peer": peer, "tag": tag}
-    return {"seq": 0, "what": what, "call": f"{what}, tag {tag}", "seconds": seconds, "message": label}
+    return {"seq": 0, "what": what, "call": f"{what}, tag {tag}", "seconds": seconds, "message": label, **changes}
+
+
+WAITED: dict[str, Any] = {"waits": True, "waited_seconds": None}
+POSTED: dict[str, Any] = {"waits": False, "waited_seconds": None}
 
 
 def member(name: str, rank: int, size: int, *calls: dict[str, Any], begun: int = 61, **changes: Any) -> dict[str, Any]:
@@ -313,6 +322,99 @@ def test_cycle_and_its_consequences_are_counted_separately():
     text, rest = sentences(first, second, third)
     assert text.startswith("ranks wait for each other since 30 s")
     assert rest == "1 more call waits for ranks that are in these calls"
+
+
+def test_posted_recv_without_a_waiting_thread_is_not_part_of_a_cycle():
+    """Both ranks have posted receives; rank 0 reads a batch instead of sending."""
+    first = process(0, member("dp", 0, 2, message(False, 1, 90.0, **POSTED)), at=READS)
+    second = process(1, member("dp", 1, 2, message(False, 0, **WAITED)))
+    assert sentences(first, second) == [
+        "recv #0 from rank 0 of group `dp` on rank 1 has waited 20 s for rank 0 (host a, pid 4711), which has no "
+        "matching send and is in read_batch at job.py:6"
+    ]
+
+
+def test_posted_calls_of_a_computing_job_wait_for_nothing():
+    posted = [message(False, 1, 90.0, **POSTED), collective(61, 80.0, **POSTED)]
+    found = verdict.of(Job([process(0, member("dp", 0, 2, *posted, begun=62)), away(1, 2)]), 5.0)
+    assert not found.waits_long
+    assert found.sentences == [
+        "no call has waited for 5 s or longer (2 of 2 processes answered, on 1 host); 2 calls are pending without a "
+        "thread that waits, the longest recv #0 from rank 1 of group `dp` on rank 0"
+    ]
+
+
+def test_wait_counts_from_its_begin_not_from_the_post():
+    late = {**WAITED, "waited_seconds": 7.25}
+    (text,) = sentences(process(0, member("dp", 0, 2, message(False, 1, 900.0, **late))), away(1, 2))
+    assert text.startswith("recv #0 from rank 1 of group `dp` on rank 0 has waited 7.2 s for rank 1")
+    assert not verdict.of(Job([process(0, member("dp", 0, 2, message(False, 1, 900.0, **late)))]), 8.0).waits_long
+
+
+def test_cycle_of_waiting_threads_is_certain():
+    pair = [process(rank, member("dp", rank, 2, message(False, 1 - rank, **WAITED))) for rank in (0, 1)]
+    (text,) = sentences(*pair)
+    assert text.startswith("ranks wait for each other since 20 s: rank 0 ") and "asynchronous" not in text
+
+
+def _random_job(seed: int) -> Job:
+    """Processes with random groups, calls and waits."""
+    pick = random.Random(seed)
+    size = pick.randint(2, 5)
+    groups: list[list[dict[str, Any]]] = [[] for _ in range(size)]
+    states = [WAITED, WAITED, POSTED, {}] if seed % 2 else [WAITED, WAITED, POSTED]
+    for name in "abc"[: pick.randint(1, 3)]:
+        ranks = pick.sample(range(size), pick.randint(2, size))
+        for rank, of in enumerate(ranks):
+            begun = pick.randint(0, 2)
+            seqs = [seq for seq in range(begun) if pick.random() < 0.6]
+            calls = [collective(seq, pick.uniform(2, 99), **pick.choice(states)) for seq in seqs]
+            for _ in range(pick.choice([0, 0, 1, 2])):
+                peer = pick.choice([*range(len(ranks)), None])
+                sends = peer is not None and pick.random() < 0.5
+                tag = pick.randint(0, 1)
+                calls.append(message(sends, peer, pick.uniform(2, 99), tag, **pick.choice(states)))
+            groups[of].append(member(name, rank, len(ranks), *calls, begun=begun, finished=0))
+    return Job([process(rank, *found) for rank, found in enumerate(groups)])
+
+
+def _wait_for_edges(job: Job) -> dict[tuple[int, str, int], set[bool | None]]:
+    """Returns the waits of each rank for each other one in each group, by the definition of the calls."""
+    ranks = {(group["name"], group["rank"]): (one["rank"], group) for one in job.processes for group in one["groups"]}
+    edges: dict[tuple[int, str, int], set[bool | None]] = {}
+    for (name, rank), (of, group) in ranks.items():
+        for call in group["pending"]:
+            for peer in range(group["size"]):
+                other, others = ranks[name, peer]
+                label = call["message"]
+                if label is None:
+                    awaited = others["submitted"] <= call["seq"]
+                else:
+                    match = {"sends": not label["sends"], "tag": label["tag"]}
+                    labels = [each["message"] for each in others["pending"] if each["message"]]
+                    has_match = any({**each, **match} == each and each["peer"] in (rank, None) for each in labels)
+                    awaited = label["peer"] == peer and not has_match
+                if awaited and peer != rank:
+                    edges.setdefault((of, name, other), set()).add(call.get("waits"))
+    return edges
+
+
+def test_each_reported_cycle_is_a_cycle_of_waiting_threads():
+    certain = possible = 0
+    for seed in range(1500):
+        job = _random_job(seed)
+        edges = _wait_for_edges(job)
+        for text in (one for one in sentences(job=job) if one.startswith("ranks wait for each other")):
+            first = re.search(r": rank (\d+) ", text)
+            steps = re.findall(r"waits in .*? of group `(\w)` \(.*?\) for rank (\d+)", text)
+            assert first and len(steps) > 1 and steps[-1][1] == first[1], text
+            is_certain, rank = "asynchronous" not in text, int(first[1])
+            for name, peer in steps:
+                known = edges.get((rank, name, int(peer)), set())
+                assert known & ({True} if is_certain else {True, None}), (seed, rank, name, peer, text)
+                rank = int(peer)
+            certain, possible = certain + is_certain, possible + (not is_certain)
+    assert min(certain, possible) > 20, (certain, possible)
 
 
 def test_many_waits_are_cut():

@@ -111,5 +111,20 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Names the user's call that consists of several operations: "split #3 (all_gather #3)".
+    pub(crate) fn within(mut self, call: &str) -> Self {
+        if let Self::Timeout { operation, .. }
+        | Self::Mismatch { operation, .. }
+        | Self::PeerLost { operation, .. }
+        | Self::Corrupted { operation, .. }
+        | Self::Deadlock { operation, .. } = &mut self
+        {
+            *operation = format!("{call} ({operation})");
+        }
+        self
+    }
+}
+
 /// Result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -10,7 +10,7 @@
 
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -82,6 +82,14 @@ pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
     }
 }
 
+/// Rank of this process in its first group, plus one; 0 before. For lines of a process without a launcher.
+static GROUP_RANK: PerProcess<AtomicUsize> = PerProcess::new();
+
+/// Records the rank of this process in a group. Only the first call has an effect.
+pub(crate) fn set_group_rank(rank: usize) {
+    let _ = GROUP_RANK.get().compare_exchange(0, rank + 1, Ordering::Relaxed, Ordering::Relaxed);
+}
+
 /// Restores the destination that log lines had before the diversion.
 pub fn end_diversion() {
     let diverted = DIVERTED.get();
@@ -105,7 +113,8 @@ pub fn say(level: Level, text: &str) {
         }
     }
     let (host, pid) = (smddp_base::host_name(), std::process::id());
-    let rank = log.rank.as_deref().unwrap_or("?");
+    let group_rank = GROUP_RANK.get().load(Ordering::Relaxed).checked_sub(1).map(|rank| rank.to_string());
+    let rank = log.rank.as_deref().or(group_rank.as_deref()).unwrap_or("?");
     let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
     let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");
     let written = log.file.as_ref().map(|pattern| {

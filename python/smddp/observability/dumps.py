@@ -36,6 +36,8 @@ _PENDING = {
     "what": str,
     "call": str,
     "seconds": float,
+    "waits?": or_null(bool),
+    "waited_seconds?": or_null(float),
     "message": or_null({"sends": bool, "peer": or_null(int)}),
 }
 _LINK = {

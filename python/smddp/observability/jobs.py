@@ -116,6 +116,11 @@ def identity(process: dict[str, Any]) -> tuple[Any, ...]:
     return (process["process"],) if process.get("process") else (process["host"], process["pid"])
 
 
+def order(process: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the sort key of a process: ranks of the job first, in their order."""
+    return (process["rank"] is None, process["rank"] or 0, process["host"], process["pid"])
+
+
 def key(group: dict[str, Any]) -> str:
     """Returns the identity of a group in its job; name and size in dumps of older versions."""
     return group.get("id") or f"{group['name']} {group['size']}"

@@ -1,13 +1,16 @@
 """Slow TCP links between nodes, from the kernel's statistics in the ranks' dumps. Needs neither torch nor the core.
 
 A link is one connection in the direction from a rank to its peer. Its round trip is compared with the group's network
-estimate, and its rate with this link's share of the estimate and with the other links of the job.
+estimate, and its rate with this link's share of the estimate and with the other links of the job. Repeated readings
+give moving averages, and the time since when a link is slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -17,8 +20,8 @@ from smddp.observability import jobs
 TIMES = 3.0
 # A round trip that is longer by less than this is scheduling noise.
 _NOISE_US = 100.0
-# Rates are compared after this many bytes: the kernel's first rates are those of a small congestion window.
-_FEWEST_BYTES = 16 << 20
+#: Rates are compared after this many bytes: the kernel's first rates are those of a small congestion window.
+FEWEST_BYTES = 16 << 20
 # Share of time with a full receive window above which the peer process limits the rate, not the link.
 _RECEIVER_LIMITED = 0.1
 # Number of links whose median is a reference.
@@ -27,6 +30,8 @@ _FEWEST_LINKS = 4
 _MOST_LINKS = 32
 # Slow links in the text for a job.
 _MOST_SHOWN = 5
+#: Weight of a reading in a moving average.
+WEIGHT = 0.3
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,21 @@ class SlowLink:
     retransmits: int
     #: measured and expected value
     what: str
+    #: identity of the group
+    group_id: str = ""
+    #: number of successive readings that found it slow, and the time of the first one in seconds since 1970
+    readings: int = 1
+    since: float | None = None
 
     def __str__(self) -> str:
         peer_host = f" (host {self.peer_host})" if self.peer_host else ""
+        # The first reading contains no time since when a link is slow.
+        since = (
+            f" since {time.strftime('%H:%M', time.localtime(self.since))}" if self.since and self.readings > 1 else ""
+        )
         text = (
             f"link from rank {self.rank} (host {self.host}) to rank {self.peer}{peer_host} of group `{self.group}` is "
-            f"{self.times:.1f} times slower than {self.what}"
+            f"{self.times:.1f} times slower{since} than {self.what}"
         )
         segments = f"{self.retransmits} segment{'s'[: self.retransmits != 1]}"
         return f"{text}, {segments} retransmitted" if self.retransmits else text
@@ -77,7 +91,7 @@ def slow(processes: Sequence[Mapping[str, Any]]) -> list[SlowLink]:
                 if worst is not None and worst.times >= TIMES:
                     peer_host = hosts.get((jobs.key(group), link["peer"]))
                     ranks = (group["name"], group["rank"], link["peer"], one["host"], peer_host)
-                    found.append(SlowLink(*ranks, worst.times, link["retransmits"], worst.what))
+                    found.append(SlowLink(*ranks, worst.times, link["retransmits"], worst.what, jobs.key(group)))
     return sorted(found, key=lambda one: -one.times)
 
 
@@ -102,14 +116,14 @@ def _links(group: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _rate(link: Mapping[str, Any]) -> float | None:
     """Returns the rate that the path limits, in bytes per second: the newest or the mean one, whichever is greater."""
     newest, mean = link["delivery_bytes_per_s"], link["mean_bytes_per_s"]
-    few = link["sent_bytes"] < _FEWEST_BYTES or link["receiver_limited"] > _RECEIVER_LIMITED
+    few = link["sent_bytes"] < FEWEST_BYTES or link["receiver_limited"] > _RECEIVER_LIMITED
     return None if few or not newest else float(max(newest, mean or 0))
 
 
 def _share(group: Mapping[str, Any]) -> float:
     """Returns the rate of a link if all bulk links of the rank and all ranks of its node send, 0 if unknown."""
     links = _links(group)
-    sharing = sum(1 for link in links if link["sent_bytes"] >= _FEWEST_BYTES)
+    sharing = sum(1 for link in links if link["sent_bytes"] >= FEWEST_BYTES)
     if len(links) >= _MOST_LINKS or not sharing:
         return 0.0
     ranks = -(-group["size"] // max(group.get("nodes", 1), 1))
@@ -140,8 +154,41 @@ def _gbit(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8e-9:.2g} Gbit/s"
 
 
-def history(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+def history(found: Sequence[SlowLink]) -> list[str]:
     """Returns the history lines of a job's slow links."""
-    found = slow(processes)
     more = [f"history: {len(found) - _MOST_SHOWN} more links are slow (--json lists them)"]
     return [f"history: {one}" for one in found[:_MOST_SHOWN]] + more * (len(found) > _MOST_SHOWN)
+
+
+class History:
+    """Moving averages of the slow links over repeated readings.
+
+    clock: returns the time in seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._found: dict[tuple[str, int, int], SlowLink] = {}
+
+    def read(self, jobs: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[SlowLink]]:
+        """Returns the slow links of each job with their averages, and since when they are slow.
+
+        jobs: the dumps of the processes of each job. A reading without a link ends its series. Of several connections
+        to one rank only the slowest has an average.
+        """
+        found = [slow(processes) for processes in jobs]
+        averaged = iter(self._average([link for of_job in found for link in of_job]))
+        return [[*islice(averaged, len(of_job))] for of_job in found]
+
+    def _average(self, found: Sequence[SlowLink]) -> list[SlowLink]:
+        now, before, self._found = self._clock(), self._found, {}
+        averaged = []
+        for link in found:
+            key = (link.group_id, link.rank, link.peer)
+            new = replace(link, since=now)
+            if old := before.get(key):
+                times = link.times if key in self._found else old.times + WEIGHT * (link.times - old.times)
+                new = replace(link, times=times, since=old.since, readings=old.readings + 1)
+            self._found.setdefault(key, new)
+            averaged.append(new)
+        return averaged

@@ -26,8 +26,6 @@ _CALL = ("group", "collective")
 _LATE = ("group", "straggler")
 _LINK = ("group", "peer")
 _WAY = ("group", "collective", "algorithm", "way", "nodes")
-# Weight of an update in a moving average.
-_WEIGHT = 0.3
 # Closed groups whose totals are kept. The limit bounds the memory of a job that keeps creating groups.
 _CLOSED = 64
 
@@ -96,7 +94,7 @@ class _Group:
 def _average(averages: dict[Any, float], found: Mapping[Any, float]) -> None:
     for key, ratio in found.items():
         old = averages.get(key, ratio)
-        averages[key] = old + _WEIGHT * (ratio - old)
+        averages[key] = old + links.WEIGHT * (ratio - old)
 
 
 class Metrics:

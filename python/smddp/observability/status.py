@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from smddp import files
 from smddp.observability import dumps, jobs, links, status_table, stragglers, verdict
 from smddp.observability.jobs import Job, Member
+from smddp.observability.links import SlowLink
 from smddp.observability.verdict import Verdict
 from smddp.text import printable
 
@@ -193,6 +194,7 @@ class _State(NamedTuple):
     #: their verdicts
     verdicts: Sequence[Verdict] = ()
     stragglers: Sequence[list[stragglers.Straggler]] = ()
+    slow_links: Sequence[list[SlowLink]] = ()
 
     def status(self) -> int:
         """Returns the exit status."""
@@ -221,8 +223,9 @@ def main(options: Options) -> int:
 
 
 def _shown(options: Options) -> int:
+    history = links.History()
     while True:
-        state = _query(options)
+        state = _query(options, history)
         if options.folder:
             try:
                 _write(state.answers, Path(options.folder))
@@ -240,7 +243,7 @@ def _shown(options: Options) -> int:
         time.sleep(options.watch)
 
 
-def _query(options: Options) -> _State:
+def _query(options: Options, history: links.History) -> _State:
     answers, failed, sockets = _gather(options.pids, _DUMP)
     found = jobs.of(answers, _parent)
     late = [stragglers.find(job.processes) for job in found]
@@ -252,9 +255,9 @@ def _query(options: Options) -> _State:
                 if job.has_member(Member(host, pid)):
                     job.add_silent(Member(host, pid), reason)
     judged = []
-    for job, stragglers_of in zip(found, late):
-        job.processes.sort(key=_order)
-        judged.append((job, verdict.of(job, options.threshold), stragglers_of))
+    for job, stragglers_of, slow in zip(found, late, history.read([job.processes for job in found])):
+        job.processes.sort(key=jobs.order)
+        judged.append((job, verdict.of(job, options.threshold), stragglers_of, slow))
     # Jobs that wait come first.
     judged.sort(key=lambda one: not one[1].waits_long)
     return _State(answers, failed, *(list(part) for part in zip(*judged))) if judged else _State(answers, failed)
@@ -282,15 +285,16 @@ def _as_json(state: _State, options: Options) -> dict[str, Any]:
         "processes": [{**one, "local": id(one) in local} for job in state.jobs for one in job.processes],
         "silent": state.failed,
         "stragglers": [asdict(one) for late in state.stragglers for one in late],
-        "jobs": [verdict.as_json(*found) for found in zip(state.jobs, state.verdicts)],
+        "jobs": [verdict.as_json(*found) for found in zip(state.jobs, state.verdicts, state.slow_links)],
     }
 
 
 def _text(state: _State, columns: int) -> list[str]:
     """Returns the verdicts of all jobs, then the table, the silent processes and the history of each."""
-    found, several = list(zip(state.jobs, state.verdicts, state.stragglers)), len(state.jobs) > 1
+    found = list(zip(state.jobs, state.verdicts, state.stragglers, state.slow_links))
+    several = len(found) > 1
     head, tables, named = [], [], set()
-    for number, (job, judged, late) in enumerate(found, 1):
+    for number, (job, judged, late, slow) in enumerate(found, 1):
         title = f"job {number}: " if several else ""
         head += [title + sentence for sentence in judged.sentences]
         if several:
@@ -303,7 +307,7 @@ def _text(state: _State, columns: int) -> list[str]:
             ]
         tables += status_table.rows(job.processes, columns)
         tables += [f"{one}: {one.reason}" for one in job.silent] + job.problems
-        tables += [f"history: {one}" for one in late] + links.history(job.processes)
+        tables += [f"history: {one}" for one in late] + links.history(slow)
         named |= {one.member for one in job.silent}
     host = socket.gethostname()
     rest = [f"pid {pid}: {reason}" for pid, reason in state.failed.items() if Member(host, pid) not in named]
@@ -314,12 +318,11 @@ def _text(state: _State, columns: int) -> list[str]:
 def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str], columns: int = 10_000) -> list[str]:
     """Returns the verdicts and the tables of these processes."""
     found = jobs.of(answers, _parent)
-    verdicts = [verdict.of(job, THRESHOLD) for job in found]
-    return _text(_State(list(answers), failed, found, verdicts, [[] for _ in found]), columns)
-
-
-def _order(one: dict[str, Any]) -> tuple[Any, ...]:
-    return (one["rank"] is None, one["rank"] or 0, one["host"], one["pid"])
+    slow = links.History().read([job.processes for job in found])
+    state = _State(
+        list(answers), failed, found, [verdict.of(job, THRESHOLD) for job in found], [[] for _ in found], slow
+    )
+    return _text(state, columns)
 
 
 def job() -> list[dict[str, Any]]:
@@ -346,7 +349,7 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
                 failed[one.pid] = str(error)
         except (OSError, ValueError) as error:
             failed[one.pid] = _reason(one.pid, error) if one.visible else f"no answer: {error}"
-    answers.sort(key=lambda found: _order(found[0]))
+    answers.sort(key=lambda found: jobs.order(found[0]))
     return [found for found, _ in answers], failed, [one for _, one in answers]
 
 

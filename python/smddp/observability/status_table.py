@@ -1,4 +1,8 @@
-"""Table of `smddp status`: a row for each group of each process, within the width of the terminal."""
+"""Table of `smddp status`: a row for each group of each process, within the width of the terminal.
+
+Not by `rich`: this table and the doctor's report need few lines, and the wheel has no dependencies. With an optional
+extra, the plain form would remain and each table would have two forms to test.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from smddp.observability import waits
 from smddp.text import format_size, printable
 
 _COLUMNS = (
@@ -94,6 +99,9 @@ def _row(one: dict[str, Any], group: dict[str, Any] | None) -> dict[str, str]:
 def _of_group(group: dict[str, Any]) -> list[str]:
     present, last = group["present"], group["last"]
     operation, elapsed = ("-", "-") if present is None else (present["what"], f"{present['seconds']:.1f} s")
+    states = {call["what"]: waits.waits_in(call) for call in waits.pending(group)}
+    # No thread waits in it.
+    operation += " (posted)" if states.get(operation) is False else ""
     totals: dict[str, int] = {}
     for entry in group["taken"]:
         totals[entry["algorithm"]] = totals.get(entry["algorithm"], 0) + entry["bytes"]

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from smddp.observability import jobs, links, waits
+from smddp.observability import jobs, waits
 from smddp.observability.jobs import Job
+from smddp.observability.links import SlowLink
 from smddp.observability.waits import Awaited, Wait
 from smddp.text import named_ranks
 
@@ -35,9 +36,9 @@ class Verdict:
 def of(job: Job, threshold: float) -> Verdict:
     """Returns the verdict of a job. threshold: seconds after which a pending call is reported as waiting."""
     found = waits.of(job)
-    late = [wait for wait in found if wait.seconds >= threshold]
+    late = [wait for wait in found if wait.seconds >= threshold and wait.is_waited]
     cycles, explained = _cycles(late)
-    blocked = {jobs.identity(one) for wait in late if wait.awaited for one in wait.waiting}
+    blocked = {jobs.identity(one) for wait in late if wait.awaited for one in wait.waiting_processes()}
     first = [wait for wait in late if _is_cause(wait, blocked)]
     # Only the sentences that are shown are written: a job may have many thousand pending calls.
     lazy: list[Callable[[], str]] = [partial(_mismatch, wait) for wait in late if wait.mismatch]
@@ -114,7 +115,11 @@ def _calm(job: Job, found: Sequence[Wait], threshold: float) -> str:
     answered = len(job.processes)
     many = f"{answered} of {answered + len(job.silent)} processes answered, on {len(hosts)} host{'s'[: len(hosts) > 1]}"
     text = f"no call has waited for {threshold:g} s or longer ({many})"
-    longest = next((wait for wait in found if wait.awaited and wait.seconds >= 0.1), None)
+    longest = next((wait for wait in found if wait.awaited and wait.seconds >= 0.1 and wait.is_waited), None)
+    posted = [wait for wait in found if wait.seconds >= threshold and not wait.is_waited]
+    if posted:
+        calls = "1 call is" if len(posted) == 1 else f"{len(posted)} calls are"
+        text += f"; {calls} pending without a thread that waits, the longest {_call(posted[0])}"
     return text if longest is None else f"{text}; the longest: {_sentence(longest)}"
 
 
@@ -131,12 +136,14 @@ def _cycles(late: Sequence[Wait]) -> tuple[list[list[_Step]], set[Any]]:
     """Returns cycles of ranks that wait for each other, and the ids of their calls.
 
     A depth-first search of the wait-for graph. Its nodes are processes and calls, so a call of many ranks that waits
-    for many others has one edge for each of them. A node is in one returned cycle at most.
+    for many others has one edge for each of them. A node is in one returned cycle at most. A rank has no edge to a call
+    in which no thread of it waits.
     """
     calls: _Calls = {}
     for wait in late:
-        for process, rank in zip(wait.waiting, wait.ranks):
-            calls.setdefault(jobs.identity(process), []).append((wait, rank))
+        for process, rank, waited in zip(wait.waiting, wait.ranks, wait.waits):
+            if waited is not False:
+                calls.setdefault(jobs.identity(process), []).append((wait, rank))
     found: list[list[_Step]] = []
     explained: set[Any] = set()
     done: set[Any] = set()
@@ -192,7 +199,7 @@ def _cycle(steps: Sequence[_Step]) -> str:
     """Returns the sentence of a cycle. Each step is a call, the rank in it, and a rank that it waits for."""
     inside = [wait.waiting[wait.ranks.index(rank)] for wait, rank, _ in steps]
     # The same cycle begins with the same rank in each query.
-    first = min(range(len(steps)), key=lambda step: _order(inside[step]))
+    first = min(range(len(steps)), key=lambda step: jobs.order(inside[step]))
     steps = [*steps[first:], *steps[:first]]
     text, shortest = _rank(inside[first], steps[0][1], True), min(wait.seconds for wait, _, _ in steps)
     for number, (wait, rank, one) in enumerate(steps[:8]):
@@ -200,13 +207,9 @@ def _cycle(steps: Sequence[_Step]) -> str:
         place = _place(wait.waiting[wait.ranks.index(rank)]["at"])
         text += f"{', which' if number else ''} waits in {_short(wait.call)} of group `{_short(wait.group)}` ({place})"
         text += f" for {named}"
-    # A dump does not contain whether a thread waits in a call, or has only begun it.
-    unless = "; a rank whose call is asynchronous may be late instead"
+    is_certain = all(wait.waits[wait.ranks.index(rank)] for wait, rank, _ in steps)
+    unless = "" if is_certain else "; a rank whose call is asynchronous may be late instead"
     return f"ranks wait for each other since {_time(shortest)}: {text[: 1900 - len(unless)]}{unless}"
-
-
-def _order(process: dict[str, Any]) -> tuple[Any, ...]:
-    return (process["rank"] is None, process["rank"] or 0, process["host"], process["pid"])
 
 
 def _name(one: Awaited) -> str:
@@ -226,9 +229,9 @@ def _rank(process: dict[str, Any] | None, rank: int, place: bool = False) -> str
 
 
 def _present(one: Awaited) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the longest pending call of a rank, and its group."""
+    """Returns the longest pending call in which a rank may wait, and its group."""
     groups = one.process["groups"] if one.process is not None else []
-    calls = [(call, group) for group in groups for call in waits.pending(group)]
+    calls = [(call, group) for group in groups for call in waits.pending(group) if waits.waits_in(call) is not False]
     return max(calls, key=lambda found: found[0]["seconds"], default=None)
 
 
@@ -269,8 +272,8 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
-def as_json(job: Job, found: Verdict) -> dict[str, Any]:
-    """Returns the entry of a job in `smddp status --json`."""
+def as_json(job: Job, found: Verdict, slow: Sequence[SlowLink]) -> dict[str, Any]:
+    """Returns the entry of a job in `smddp status --json`. slow: its slow links."""
     process = ("host", "pid", "rank")
     return {
         "verdict": found.sentences,
@@ -278,5 +281,5 @@ def as_json(job: Job, found: Verdict) -> dict[str, Any]:
         "processes": [{name: one[name] for name in process} for one in job.processes],
         "silent": [{**one.member._asdict(), "rank": one.rank, "reason": one.reason} for one in job.silent],
         "problems": job.problems,
-        "slow_links": [asdict(one) for one in links.slow(job.processes)],
+        "slow_links": [asdict(one) for one in slow],
     }

@@ -1,7 +1,8 @@
 """Pending calls of a job and the ranks that they wait for, from the dumps of its processes.
 
 A collective waits for the ranks that have not begun it. A send or recv waits for its peer, unless the peer has the
-matching call. Needs neither torch nor the core.
+matching call. A pending call in which no thread waits, such as a posted receive, blocks no rank. Needs neither torch
+nor the core.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from smddp.observability.jobs import Job, Member, Silent
 
 #: Groups that claim to have more ranks than this are not searched for unknown ranks.
 _MOST_RANKS = 1 << 20
+#: Seconds after which a process has registered the wait of a thread. A younger call may have one already.
+_REGISTRATION = 1.0
 
 
 @dataclass
@@ -44,6 +47,8 @@ class Wait:
     #: dumps of the ranks in the call, and these ranks in the group
     waiting: list[dict[str, Any]]
     ranks: list[int]
+    #: for each of these ranks: True if a thread waits in the call, None if unknown
+    waits: list[bool | None]
     awaited: list[Awaited] = field(default_factory=list)
     #: True for a send, False for a recv, None for a collective
     sends: bool | None = None
@@ -51,6 +56,15 @@ class Wait:
     unknown: int = 0
     #: calls that differ, each with its ranks in the group
     mismatch: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def is_waited(self) -> bool:
+        """False if certainly no thread waits in the call."""
+        return any(one is not False for one in self.waits)
+
+    def waiting_processes(self) -> Iterator[dict[str, Any]]:
+        """Returns the dumps of the ranks that may wait in the call."""
+        return (one for one, waits in zip(self.waiting, self.waits) if waits is not False)
 
 
 @dataclass
@@ -78,6 +92,18 @@ def pending(group: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     what, seconds = present["what"], present["seconds"]
     return [{"seq": int(number[1]), "what": what, "call": what, "seconds": seconds, "message": None}]
+
+
+def waits_in(call: dict[str, Any]) -> bool | None:
+    """Returns whether a thread waits in a pending call; None if unknown, as in dumps of older versions."""
+    found: bool | None = call.get("waits")
+    return None if found is False and call["seconds"] < _REGISTRATION else found
+
+
+def _seconds(call: dict[str, Any]) -> float:
+    """Returns the duration of the wait in a pending call, or the age of the call."""
+    waited: float | None = call.get("waited_seconds")
+    return float(call["seconds"]) if waited is None else waited
 
 
 def _groups(job: Job) -> dict[str, _Group]:
@@ -128,14 +154,18 @@ def _collective(group: _Group, others: dict[int, Awaited]) -> Wait | None:
     kinds: dict[str, list[int]] = {}
     for rank, call in inside.items():
         kinds.setdefault(_kind(call), []).append(rank)
+    states = [waits_in(call) for call in inside.values()]
+    # Calls in which a thread waits determine the duration.
+    waited = [call for call, state in zip(inside.values(), states) if state is not False] or [*inside.values()]
     return Wait(
-        max(call["seconds"] for call in inside.values()),
+        max(_seconds(call) for call in waited),
         group.name,
         group.size,
         next(iter(inside.values()))["what"],
         seq,
         [group.ranks[rank][0] for rank in inside],
         list(inside),
+        states,
         awaited,
         None,
         _unknown(group, awaited),
@@ -174,13 +204,14 @@ def _messages(group: _Group, others: dict[int, Awaited]) -> Iterator[Wait]:
                 awaited = []
             unknown = int(peer is not None and found is None and not awaited)
             yield Wait(
-                call["seconds"],
+                _seconds(call),
                 group.name,
                 group.size,
                 call["what"],
                 call["seq"],
                 [process],
                 [rank],
+                [waits_in(call)],
                 awaited,
                 message["sends"],
                 unknown,

@@ -10,7 +10,7 @@ import time
 import warnings
 
 from smddp._native import core
-from smddp.observability import status
+from smddp.observability import links, status
 from smddp.observability.exporter import FILE, PORT, Exposition
 from smddp.observability.log import warning
 from smddp.observability.stragglers import Straggler, Stragglers
@@ -20,6 +20,10 @@ _AGAIN = 600.0
 # Maximum seconds between two comparisons. A rank that is 200 ms late is then reported within fifty steps, even with one
 # operation per step.
 _LONGEST = 4.0
+# Successive readings that find a link slow before it is reported.
+_READINGS = 3
+# Maximum number of reported links, the slowest ones.
+_MOST_LINKS = 5
 
 _watch: Watch | None = None
 _pid: int | None = None
@@ -55,7 +59,8 @@ class Watch:
         self._warned: set[str] = set()
         self.exposition = self._exposed(rank, settings)
         self._stragglers = Stragglers() if settings.get("SMDDP_STRAGGLERS") == "1" else None
-        self._named: dict[tuple[str, int], float] = {}
+        self._named: dict[tuple[object, ...], float] = {}
+        self._links = links.History()
         interval = float(settings["SMDDP_METRICS_INTERVAL"])
         self._interval = min(interval, _LONGEST) if self._stragglers is not None else interval
         self._over, self._updating = threading.Event(), threading.Lock()
@@ -91,22 +96,33 @@ class Watch:
             self._warn(f"metrics: {type(error).__name__}: {error}")
 
     def compare(self) -> list[Straggler]:
-        """Returns the current stragglers on this host, and logs new ones. Only the host's first rank compares."""
+        """Returns the current stragglers on this host, and logs new ones and new slow links.
+
+        Only the host's first rank compares.
+        """
         if self._stragglers is None:
             return []
         try:
-            found = self._stragglers.update(status.job())
+            dumps = status.job()
+            found, slow = self._stragglers.update(dumps), self._links.read([dumps])[0]
         except Exception as error:
             self._warn(f"stragglers: {type(error).__name__}: {error}")
             return []
-        now = time.monotonic()
         for one in found:
-            if now - self._named.get((one.group, one.rank), -_AGAIN) >= _AGAIN:
-                self._named[one.group, one.rank] = now
-                warning(str(one))
+            self._report((one.group, one.rank), str(one))
+        for link in slow[:_MOST_LINKS]:
+            if link.readings >= _READINGS:
+                self._report((link.group_id, link.rank, link.peer), str(link))
         if self.exposition is not None:
             self.exposition.late(found)
         return found
+
+    def _report(self, key: tuple[object, ...], text: str) -> None:
+        """Logs a straggler or a slow link, at most once in ten minutes."""
+        now = time.monotonic()
+        if now - self._named.get(key, -_AGAIN) >= _AGAIN:
+            self._named[key] = now
+            warning(text)
 
     def _run(self) -> None:
         self._write()

@@ -337,7 +337,8 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             raise ValueError(f"split_group: {ranks} are not different ranks of a group of {self._size}")
         if self._rank not in ranks:
             return None
-        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}:{self._comm.sequence()}"
+        number = self._comm.sequence()
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}:{number}"
         wanted = {device.type for device in device_types} if device_types is not None else None
         backends = {
             device: backend for device, backend in self._request.backends.items() if not wanted or device in wanted
@@ -354,7 +355,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             name=name,
             global_ranks=[self._all_ranks[rank] for rank in ranks],
             request=Request(backends, None, self._request.device_id if "cuda" in backends else None),
-            made_by="split_group",
+            made_by=f"split_group #{number}",
         )
         group._set_group_name(name)  # type: ignore[arg-type]  # torch: a NewType of str
         group._set_group_desc(group_desc or f"{self.group_desc}:split")

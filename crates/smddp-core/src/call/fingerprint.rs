@@ -16,6 +16,8 @@ const HASHED: u64 = 1 << 63;
 const COUNT_BITS: u32 = 31;
 /// Bit of `call`, next to the dtype: elements are compressed between nodes.
 const COMPRESSED: u64 = 1 << 15;
+/// Name of the call by which a rank leaves the group.
+pub(crate) const LEAVING_CALL: &str = "destroy_process_group";
 /// Bit of `call`, next to the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
@@ -86,7 +88,7 @@ pub(crate) fn root(fingerprint: CallFingerprint) -> usize {
 /// Describes the call that has this fingerprint.
 pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     if is_leaving(fingerprint) {
-        return "destroy_process_group".to_owned();
+        return LEAVING_CALL.to_owned();
     }
     let Some(collective) = collective(fingerprint) else {
         return format!("an unknown call ({:#x})", fingerprint.call);

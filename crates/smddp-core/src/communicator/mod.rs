@@ -73,6 +73,7 @@ impl Communicator {
     ) -> Self {
         let info = group.info().clone();
         let (rank, size, network_path) = (info.rank, info.size, info.network_path.clone());
+        crate::log::set_group_rank(rank);
         let topology = Topology::from_labels(nodes);
         let (inline_bytes, assumed) = (info.inline_bytes, GroupFacts::assumed(&network_path));
         let routes = info.routes.clone();
@@ -87,8 +88,9 @@ impl Communicator {
             Recorder::new((name, path, members), rank, &facts.topology, counters.clone(), config.recorder);
         group.health().set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(SharedState {
-            engine: Ownership::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
+            engine: Ownership::new(Engine::new(group, name.to_owned(), counters.clone(), recorder.clone())),
             counters,
+            recorder,
             cache: Mutex::default(),
             submitted: AtomicU64::new(0),
             sleeper,
@@ -132,6 +134,11 @@ impl Communicator {
     /// Returns this process's rank in the group.
     pub fn rank(&self) -> usize {
         self.0.rank
+    }
+
+    /// Describes a rank: "rank 3 (host h1, pid 812)".
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        self.0.recorder.describe(rank)
     }
 
     /// Returns the number of ranks.

@@ -140,13 +140,20 @@ impl Work {
     /// Calls `callback` once when the host has no more work for the call (see [`Self::is_enqueued`]), on the thread
     /// that completes that work. Immediately if that is the case already.
     pub fn on_enqueued(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.note_other_waits();
         self.shared.on_enqueued(callback);
     }
 
     /// Calls `callback` once when the call is over, on the thread that completes it. Immediately if it is over
     /// already.
     pub fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.note_other_waits();
         self.shared.on_done(callback);
+    }
+
+    /// Records that the code behind a callback may wait for the call.
+    fn note_other_waits(&self) {
+        self.comm.recorder.waited.set_uncertain(matches!(self.call, CallName::Message(_)));
     }
 }
 

@@ -7,6 +7,7 @@ use smddp_group::Liveness;
 use smddp_process::record_error;
 
 use super::Engine;
+use crate::call::numbered;
 use crate::error::Error;
 use crate::failure::error_text;
 use crate::failure::monitor::{Verdict, departs};
@@ -196,6 +197,7 @@ impl Engine {
         }
         if pending.any {
             (pending.expired, pending.deadline) = self.messages.deadlines(now);
+            pending.waited = self.messages.longest_wait(&self.recorder.waited.messages());
         }
         Ok(pending)
     }
@@ -215,12 +217,10 @@ impl Engine {
 
     /// Returns the name of the pending operation that this group waits for.
     pub(super) fn oldest(&self) -> String {
-        let first = self.queue.front().map(|op| (op.collective, op.seq));
-        let first = first.or_else(|| self.enqueued.front().map(|call| (call.collective, call.seq)));
-        match first {
-            Some((collective, seq)) => crate::call::numbered(collective, seq),
-            None => self.messages.oldest().unwrap_or_else(|| "send or recv".to_owned()),
-        }
+        let first = self.queue.front().map(|op| op.name());
+        let on_device = || self.enqueued.front().map(|call| numbered(call.collective, call.seq));
+        let first = first.or_else(on_device).or_else(|| self.messages.oldest());
+        first.unwrap_or_else(|| "send or recv".to_owned())
     }
 
     /// Ends the call by which this rank leaves: no other rank takes part in the comparison.

@@ -9,6 +9,8 @@
 //! Other code of this process may still make the awaited call: a thread without earlier calls, the callback of a future, or a
 //! signal handler. A cycle is therefore only a possible deadlock, and by default its ranks only log it.
 //!
+//! `smddp status` and the warnings about long waits use the registered waits, too, even if the search is disabled.
+//!
 //! Without long waits the detection costs one check of a thread-local flag in each call.
 
 mod prober;

@@ -186,9 +186,14 @@ impl MessageQueues {
 
     /// Returns the pending message that was posted first, as errors name it.
     pub(crate) fn oldest(&self) -> Option<String> {
+        self.all().min_by_key(|active| active.seq).map(|active| active.label.numbered())
+    }
+
+    /// Returns all pending messages.
+    fn all(&self) -> impl Iterator<Item = &Active> {
         let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
         let all = self.sends.iter().chain(&self.recvs).chain(self.mismatched.iter().map(|(recv, _)| recv));
-        all.chain(waiting).min_by_key(|active| active.seq).map(|active| active.label.numbered())
+        all.chain(waiting)
     }
 
     /// Returns true if a pending message cannot complete without `rank`.

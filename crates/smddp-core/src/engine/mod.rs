@@ -244,7 +244,7 @@ impl Engine {
         self.counters.add(op.collective, op.bound.variant(), bytes, internode_bytes);
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
         if self.is_traced {
-            let operation = numbered(op.collective, op.seq);
+            let operation = op.name();
             log::say(Level::Trace, &format!("{operation} on group `{}` ends", self.name));
         }
         self.complete(op);
@@ -256,7 +256,7 @@ impl Engine {
         op.seq = self.next;
         self.record_start(&op, ticks());
         if self.is_traced {
-            let (operation, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
+            let (operation, bytes) = (op.name(), op.bound.bytes);
             let variant = variant_name(op.bound.variant());
             log::say(
                 Level::Trace,
@@ -270,7 +270,11 @@ impl Engine {
     pub(crate) fn apply(&mut self, command: Command) {
         match command {
             Command::Collective(op) => self.enqueue(op),
-            Command::Site(site) => self.sites.push(*site),
+            Command::Site(site) => {
+                // Streams wait for calls on a device, and threads for these streams.
+                self.recorder.waited.set_uncertain(false);
+                self.sites.push(*site);
+            }
             Command::Request(request) => self.messages.post(request),
             Command::Detach(work) => self.detaching.push(work),
             Command::CancelQuery if self.facts.is_querying => {}
@@ -371,13 +375,13 @@ impl Engine {
                 }
                 Ok(Progress::Blocked) => break,
                 Err(ExecError::Device(reason)) => {
-                    let operation = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
+                    let operation = format!("{} on group `{}`", op.name(), self.name);
                     // A failed rank withdraws its memory; its reason then is the one to report.
                     self.on_transport_error(Error::System { operation, reason }, true)?;
                     break;
                 }
                 Err(ExecError::Peer(reason)) => {
-                    let operation = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
+                    let operation = format!("{} on group `{}`", op.name(), self.name);
                     self.on_transport_error(Error::System { operation, reason }, false)?;
                     break;
                 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use smddp_plan::Collective;
 
 use crate::bind::BoundCall;
-use crate::call::fingerprint;
+use crate::call::fingerprint::{self, LEAVING_CALL};
 use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
-use crate::call::{Blocks, Call};
+use crate::call::{Blocks, Call, numbered};
 use crate::engine::audit::Audit;
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::Execution;
@@ -96,6 +96,14 @@ impl Operation {
             shape: None,
             device: None,
             audit: None,
+        }
+    }
+
+    /// Returns the name of the operation for errors: "all_gather #7", or the call by which the rank leaves.
+    pub(crate) fn name(&self) -> String {
+        match self.is_leaving() {
+            true => LEAVING_CALL.to_owned(),
+            false => numbered(self.collective, self.seq),
         }
     }
 

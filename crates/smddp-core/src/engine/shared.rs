@@ -15,7 +15,7 @@ use crate::engine::audit::AuditPlan;
 use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
-use crate::observe::recorder::PathCounters;
+use crate::observe::recorder::{PathCounters, Recorder};
 use crate::sync::caller_threads::note_caller;
 use crate::sync::ownership::Ownership;
 
@@ -30,6 +30,7 @@ pub(crate) struct SharedState {
     pub(crate) engine: Ownership<Engine, Command>,
     /// Completed operations and bytes, by collective and path.
     pub(crate) counters: Arc<PathCounters>,
+    pub(crate) recorder: Arc<Recorder>,
     /// Bindings of earlier calls. Outside `engine`, because a thread may bind a call while another thread owns the
     /// engine.
     pub(crate) cache: Mutex<Cache>,

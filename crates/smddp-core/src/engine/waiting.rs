@@ -355,10 +355,8 @@ impl SharedState {
                 if limit.is_interrupted() {
                     break Err(Error::Interrupted);
                 }
-                if let Until::Work(work, _) = until
-                    && limit.is_unbounded()
-                {
-                    unregistered |= watch.observe(self, work);
+                if let Until::Work(work, _) = until {
+                    unregistered |= watch.observe(self, work, !limit.is_unbounded());
                 }
                 // A signal handler may have made calls of this group, and may have outlasted the wait.
                 continue;

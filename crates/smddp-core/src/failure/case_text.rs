@@ -14,7 +14,7 @@ use crate::call::fingerprint;
 use crate::call::name_of;
 use crate::call::types::{DType, RedOp};
 use crate::failure::monitor::Verdict;
-use crate::failure::pending::{Pending, PendingCall, PendingMessages};
+use crate::failure::pending::{Pending, PendingCall, PendingMessage, PendingMessages, WaitedMessage};
 
 /// Call of the monitor.
 #[derive(Clone, Debug, PartialEq)]
@@ -196,14 +196,20 @@ fn message_words(messages: &PendingMessages, base: Instant) -> Vec<String> {
     if !messages.unconfirmed.is_empty() {
         words.push(format!("unconfirmed {}", list(&messages.unconfirmed)));
     }
-    for message in &messages.expired {
-        let peer = message.peer.map_or_else(|| "any".to_owned(), |rank| rank.to_string());
-        let begun = if message.begun { " begun" } else { "" };
-        let (timeout, description) = (ms(message.timeout), escape(&message.description));
-        words.push(format!("expired {} {peer}{begun} {timeout} {description}", message.number));
-    }
+    words.extend(messages.expired.iter().map(|message| format!("expired {}", message_words_of(message))));
+    words.extend(messages.waited.iter().map(|WaitedMessage { message, since, moved }| {
+        format!("waited {} {moved} {}", ms(since.duration_since(base)), message_words_of(message))
+    }));
     words.extend(messages.deadline.map(|due| format!("deadline {}", ms(due.duration_since(base)))));
     words
+}
+
+/// Returns `NUMBER PEER [begun] TIMEOUT DESCRIPTION`.
+fn message_words_of(message: &PendingMessage) -> String {
+    let PendingMessage { number, timeout, .. } = message;
+    let peer = message.peer.map_or_else(|| "any".to_owned(), |rank| rank.to_string());
+    let begun = if message.begun { " begun" } else { "" };
+    format!("{number} {peer}{begun} {} {}", ms(*timeout), escape(&message.description))
 }
 
 fn list(ranks: &[usize]) -> String {

@@ -13,7 +13,7 @@ use crate::call::numbered;
 use crate::call::types::DType;
 use crate::error::Error;
 use crate::failure::names::GroupNames;
-use crate::failure::pending::{ExpiredMessage, PendingCall};
+use crate::failure::pending::{PendingCall, PendingMessage, WaitedMessage};
 use crate::failure::report;
 
 /// Cause of missing progress on a rank whose host is reachable.
@@ -249,26 +249,44 @@ fn activities(facts: &Facts, ranks: &[usize]) -> Vec<String> {
 }
 
 /// Error of a send or recv past its deadline.
-pub(crate) fn expired(group: &GroupNames, facts: &Facts, message: &ExpiredMessage) -> Error {
-    let missing: Vec<usize> = message.peer.into_iter().collect();
-    let detail = match missing.first() {
-        Some(&rank) => {
-            let state = match message.begun {
-                true => "the transfer is not complete",
-                false => "the transfer did not begin",
-            };
-            let peer = format!("the peer is {}", group.describe(rank));
-            let remedy = "check that the peer makes the matching call with the same tag, or give the group a longer \
-                          timeout";
-            let before = [state.to_owned(), peer].into_iter();
-            let parts: Vec<_> = before.chain(activities(facts, &missing)).chain([remedy.to_owned()]).collect();
-            parts.join("; ")
-        }
-        None => "no rank sent a message with this tag; check the tag on the sender, or give the group a longer timeout"
-            .to_owned(),
-    };
+pub(crate) fn expired(group: &GroupNames, facts: &Facts, message: &PendingMessage) -> Error {
+    let missing = message.peer.into_iter().collect();
+    let detail = message_state(group, facts, message, LONGER_TIMEOUT);
     let (operation, group) = (message.description.clone(), group.group());
     Error::Timeout { operation, group, after: message.timeout, missing, detail }
+}
+
+/// Warning about a send or recv in which a thread waits for a long time.
+pub(crate) fn waiting_message(
+    group: &GroupNames,
+    facts: &Facts,
+    waited: &WaitedMessage,
+    now: Instant,
+) -> String {
+    let WaitedMessage { message, since, .. } = waited;
+    let PendingMessage { description, timeout, .. } = message;
+    let (name, seconds) = (&group.group, now.duration_since(*since).as_secs());
+    let limit = since.checked_add(*timeout).map(|_| format!(" of at most {} s", timeout.as_secs()));
+    let detail = message_state(group, facts, message, "");
+    format!(
+        "{description} on group `{name}` has waited for {seconds} s{}: {detail}",
+        limit.unwrap_or_default()
+    )
+}
+
+/// Describes the state of a send or recv and of its peer, with remedies. `second_remedy`: appended to the first one.
+fn message_state(group: &GroupNames, facts: &Facts, message: &PendingMessage, second_remedy: &str) -> String {
+    let Some(rank) = message.peer else {
+        return format!("no rank sent a message with this tag; check the tag on the sender{second_remedy}");
+    };
+    let state = match message.begun {
+        true => "the transfer is not complete",
+        false => "the transfer did not begin",
+    };
+    let peer = format!("the peer is {}", group.describe(rank));
+    let remedy = format!("check that the peer makes the matching call with the same tag{second_remedy}");
+    let before = [state.to_owned(), peer].into_iter();
+    before.chain(activities(facts, &[rank])).chain([remedy]).collect::<Vec<_>>().join("; ")
 }
 
 /// Maximum number of missing ranks that are queried for their activity.

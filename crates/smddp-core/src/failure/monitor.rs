@@ -4,6 +4,7 @@
 mod deadlines;
 mod departure;
 mod faults;
+mod warnings;
 
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,8 @@ pub(crate) struct FailureMonitor {
     logged_late: Option<u64>,
     /// Sequence number of the active collective, and the last time at which it was new or advanced.
     still_since: Option<(u64, Instant)>,
+    /// The same of the send or recv in which a thread waits: its number and its transferred bytes.
+    still_message: Option<(u64, usize, Instant)>,
     /// Time of the last warning, or of the last query for one.
     warned_at: Option<Instant>,
 }
@@ -104,6 +107,7 @@ impl FailureMonitor {
             undelivered_since: None,
             logged_late: None,
             still_since: None,
+            still_message: None,
             warned_at: None,
         }
     }
@@ -158,7 +162,8 @@ impl FailureMonitor {
             .or_else(|| self.expire_on_device(now, pending))
             .or_else(|| self.check_departed(now, facts, pending))
             .or_else(|| self.expire_messages(now, facts, pending))
-            .or_else(|| self.warn_late(now, facts, pending));
+            .or_else(|| self.warn_late(now, facts, pending))
+            .or_else(|| self.warn_late_message(now, facts, pending));
         verdict.unwrap_or_else(|| Verdict::Wait { until: self.next_check(now, pending) })
     }
 
@@ -174,11 +179,13 @@ impl FailureMonitor {
         let logs = call.filter(|call| self.logged_late != Some(call.seq));
         let late_log = logs.and_then(|call| call.since.checked_add(limits.late_log));
         let warning = call.and_then(|call| self.next_warning(call.seq));
+        let message_warning = pending.messages.waited.as_ref().and_then(|_| self.next_message_warning());
         let trailing = self.trailing_since.map(|(_, since)| since + limits.abort_report);
         let undelivered = self.undelivered_since.map(|(.., since)| since + limits.departure_grace);
         let deadlines = pending.on_device.iter().chain(call).filter_map(PendingCall::deadline);
-        let all = [soon, late_log, warning, trailing, undelivered, pending.messages.deadline];
-        all.into_iter().flatten().chain(deadlines).filter(|&due| due > now).min()
+        let warnings = [warning, message_warning];
+        let all = [soon, late_log, trailing, undelivered, pending.messages.deadline];
+        all.into_iter().chain(warnings).flatten().chain(deadlines).filter(|&due| due > now).min()
     }
 
     /// Returns true if no earlier observation affects the next one while `call` is the active collective.

@@ -23,7 +23,10 @@ pub(crate) struct PendingCall {
 
 impl PendingCall {
     pub(crate) fn name(&self) -> String {
-        numbered(self.collective, self.seq)
+        match self.is_leaving() {
+            true => fingerprint::call(self.fingerprint),
+            false => numbered(self.collective, self.seq),
+        }
     }
 
     /// Returns true if this is the call by which the rank leaves the group.
@@ -40,9 +43,9 @@ impl PendingCall {
     }
 }
 
-/// A send or recv past its deadline.
+/// A send or recv that is past its deadline, or in which a thread waits.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ExpiredMessage {
+pub(crate) struct PendingMessage {
     /// Index among all sends and recvs of this rank.
     pub(crate) number: u64,
     /// "send #3 to rank 1 (5 elements of float32, tag 0)".
@@ -52,6 +55,16 @@ pub(crate) struct ExpiredMessage {
     /// The message is announced or matched: its transfer may be in progress.
     pub(crate) begun: bool,
     pub(crate) timeout: Duration,
+}
+
+/// A send or recv in which a thread waits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WaitedMessage {
+    pub(crate) message: PendingMessage,
+    /// Begin of the wait.
+    pub(crate) since: Instant,
+    /// Transferred bytes.
+    pub(crate) moved: usize,
 }
 
 /// Messages of this rank with a rank that has left or leaves the group.
@@ -79,9 +92,11 @@ pub(crate) struct PendingMessages {
     pub(crate) departed: Vec<PeerMessages>,
     /// Ranks that may lack a recv for a message of this rank. Filled while this rank leaves, and after a mismatch.
     pub(crate) unconfirmed: Vec<usize>,
-    pub(crate) expired: Vec<ExpiredMessage>,
+    pub(crate) expired: Vec<PendingMessage>,
     /// Earliest deadline of a message.
     pub(crate) deadline: Option<Instant>,
+    /// The longest wait of a thread in a message.
+    pub(crate) waited: Option<WaitedMessage>,
 }
 
 /// Everything that this rank waits for at the time of an observation.

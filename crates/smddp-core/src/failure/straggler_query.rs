@@ -19,6 +19,8 @@ pub(super) enum Subject {
     LateCall(u64),
     /// Sends and recvs past their deadlines.
     Messages,
+    /// The send or recv with this number, in which a thread waits for a long time.
+    LateMessage(u64),
 }
 
 /// Stage of the query for a collective.
@@ -94,10 +96,15 @@ impl StragglerQuery {
         (Self { subject, stage, begun, until, first, rest, arrived, is_indirect: false }, step)
     }
 
-    /// Starts the query of the peers of expired messages.
-    pub(super) fn of_messages(peers: Vec<usize>, now: Instant, limits: &Limits) -> (Self, QueryStep) {
+    /// Starts the query of the peers of messages.
+    pub(super) fn of_messages(
+        subject: Subject,
+        peers: Vec<usize>,
+        now: Instant,
+        limits: &Limits,
+    ) -> (Self, QueryStep) {
         let (first, rest, arrived) = (Vec::new(), Vec::new(), Vec::new());
-        let (subject, stage, until) = (Subject::Messages, Stage::Activity, now + limits.query);
+        let (stage, until) = (Stage::Activity, now + limits.query);
         let query = Self { subject, stage, begun: now, until, first, rest, arrived, is_indirect: false };
         (query, QueryStep::Ask(peers))
     }

@@ -53,9 +53,11 @@ impl Communicator {
     /// Errors of a collective of this group. A failure of a rank to join its new group fails all ranks of that
     /// group.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
-        let me = self.rank();
+        let (me, number) = (self.rank(), self.sequence());
+        let call = format!("split #{number}");
         let requests = self
-            .abort_on_interrupt("split", || self.all_gather_bytes(SplitRequest { color, key }.to_bytes()))?;
+            .abort_on_interrupt("split", || self.all_gather_bytes(SplitRequest { color, key }.to_bytes()))
+            .map_err(|error| error.within(&call))?;
         let requests: Vec<SplitRequest> =
             requests.chunks(SplitRequest::BYTES).map(SplitRequest::from_bytes).collect();
         let members = members(&requests, color);
@@ -65,20 +67,24 @@ impl Communicator {
             let canonical = need_canonical_order(Config::get()?, &name, &self.nodes(), &members, &siblings);
             let timeout = self.timeout(&Options::default());
             let pending_group = Pending::with_order(&name, rank, members.len(), timeout, canonical);
-            pending_group.map(|pending| pending.for_call("split"))
+            pending_group.map(|pending| pending.for_call(&call))
         });
         let text = match &pending {
             None => Ok(Vec::new()),
             Some(Ok(pending)) => Ok(pending.rank_info()),
             Some(Err(error)) => Err(error.to_string()),
         };
-        let texts = self.abort_on_interrupt("split", || self.all_gather_text(text))?;
+        let texts = self
+            .abort_on_interrupt("split", || self.all_gather_text(text))
+            .map_err(|error| error.within(&call))?;
         let Some(pending) = pending.transpose()? else { return Ok(None) };
         let rank_info = |&rank: &usize| {
             texts[rank].clone().map_err(|reason| {
-                let group = self.name();
                 Error::Topology(format!(
-                    "split, creation of group `{name}`: rank {rank} of group `{group}` failed: {reason}"
+                    "{call} on group `{}` failed: {} cannot join group `{name}`: {reason}; correct the cause there and \
+                     split again",
+                    self.name(),
+                    self.describe(rank),
                 ))
             })
         };

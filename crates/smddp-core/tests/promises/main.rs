@@ -44,6 +44,7 @@ mod symmetric;
 mod threads;
 mod types;
 mod unreceived;
+mod waits;
 mod window;
 
 use common::procs::RankProcess;

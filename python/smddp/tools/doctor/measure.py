@@ -15,6 +15,8 @@ from smddp._native import core
 
 Step = list[tuple[int, int]]
 
+#: Name of the group of the present ranks.
+GROUP = "doctor"
 _BARRIER, _F32, _U8 = 8, 0, 8
 _TAG = 0x646F63
 _SMALLEST, _LARGEST = 64 << 10, 8 << 20
@@ -158,4 +160,4 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def make(store: Any, rank: int, size: int, seconds: float) -> Any:
     """Creates the group of the present ranks."""
-    return core().Comm.make(store, "create_group", "doctor", rank, size, seconds)
+    return core().Comm.make(store, "create_group", GROUP, rank, size, seconds)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smddp._native import core
 from smddp.observability import info
 from smddp.tools.doctor import facts, measure
 from smddp.tools.doctor.checks.pairs import slow
@@ -51,6 +53,7 @@ def rank_zero(launch: Launch, options: Options, client: Client) -> dict[str, Any
         "present": present,
         "group": None,
         "pairs": None,
+        "links": None,
     }
     if len(present) > 1 or launch.size == 1:
         job.update(_together(launch, options, client, list(present)))
@@ -80,7 +83,7 @@ def _all(client: Client, what: str, ranks: Iterable[int], deadline: float) -> di
 
 
 def _together(launch: Launch, options: Options, client: Client, present: list[int]) -> dict[str, Any]:
-    """Creates a group of the present ranks and measures in it. Returns "group" and, on rank 0, "pairs".
+    """Creates a group of the present ranks and measures in it. Returns "group" and, on rank 0, "pairs" and "links".
 
     Errors are part of the result.
     """
@@ -110,9 +113,38 @@ def _together(launch: Launch, options: Options, client: Client, present: list[in
     go = comm is not None and client.ask("go", _GROUP + 2 * _SLACK)
     options.step(f"measuring the pairs of {len(present)} ranks, at most {_MEASURING * (1 + _AGAIN):g} s")
     pairs = _measured(launch.rank, client, present, comm) if go and not options.quick else None
+    links = _links(launch.rank, client, present) if go else None
     if comm is not None:
         comm.close()
-    return {"group": part, "pairs": pairs}
+    return {"group": part, "pairs": pairs, "links": links}
+
+
+#: Values of a group's dump for the check of the links.
+_LINK_VALUES = ("name", "id", "size", "nodes", "network")
+
+
+def _links(rank: int, client: Client, present: list[int]) -> list[dict[str, Any]]:
+    """Returns, on rank 0, the TCP connections of all ranks, with the ranks of the job.
+
+    No rank closes the group before all have read their connections.
+    """
+    dump = json.loads(core().dump())
+    groups = [
+        {
+            **{name: group[name] for name in _LINK_VALUES},
+            "rank": present[group["rank"]],
+            "links": [{**link, "peer": present[link["peer"]]} for link in group["links"]],
+        }
+        for group in dump["groups"]
+        if group["name"] == measure.GROUP
+    ]
+    client.publish(f"links/{rank}", {"host": dump["host"], "groups": groups})
+    if rank > 0:
+        client.ask("read", _LEAVING + _SLACK)
+        return []
+    replies = _all(client, "links", present, time.monotonic() + _LEAVING)
+    client.publish("read", True)
+    return [found for found in replies.values() if found is not None]
 
 
 def _measured(rank: int, client: Client, present: list[int], comm: Any) -> dict[str, Any]:

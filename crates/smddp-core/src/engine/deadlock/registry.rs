@@ -57,6 +57,8 @@ pub(super) struct Wait {
     pub(super) group: Arc<SharedState>,
     /// Address of the call's completion. Only for comparisons.
     pub(super) work: usize,
+    /// Its edges are part of the search: it has no time limit, and the search is not disabled.
+    pub(super) has_edges: bool,
     /// The thread has been blocked since before this time.
     registered: Instant,
     observed: Instant,
@@ -165,7 +167,13 @@ impl Registry {
     }
 
     /// Adds a wait of the current thread, and returns its number.
-    pub(super) fn add(&mut self, group: &Arc<SharedState>, work: usize, now: Instant) -> u64 {
+    pub(super) fn add(
+        &mut self,
+        group: &Arc<SharedState>,
+        work: usize,
+        has_edges: bool,
+        now: Instant,
+    ) -> u64 {
         self.last_wait += 1;
         let thread = std::thread::current();
         let is_main = rustix::thread::gettid() == rustix::process::getpid();
@@ -175,6 +183,7 @@ impl Registry {
             thread_name: (!is_main).then(|| thread.name().unwrap_or("without a name").to_owned()),
             group: group.clone(),
             work,
+            has_edges,
             registered: now,
             observed: now,
             edges: WaitEdges::default(),

@@ -7,10 +7,11 @@ use smddp_group::Facts;
 use smddp_plan::Collective;
 
 use crate::bind::BoundCall;
-use crate::call::{fingerprint, numbered};
+use crate::call::fingerprint;
 use crate::engine::Engine;
 use crate::engine::messages::{MessageView, MessageWait};
 use crate::failure::deadlock::Needed;
+use crate::observe::recorder::RecordedCall;
 use crate::sync::completion::Completion;
 
 /// Calls with a shorter time limit end at their deadline: their callers may expect that, and continue.
@@ -48,6 +49,14 @@ impl Engine {
         GroupView { next: self.next, messages: self.messages.view() }
     }
 
+    /// Returns the recorded call with this completion. `None`: it is over, or a comparison of results.
+    pub(super) fn recorded_call(&self, work: usize) -> Option<RecordedCall> {
+        let has_work = |own: &Arc<Completion>| Arc::as_ptr(own) as usize == work;
+        let collective = self.queue.iter().find(|op| op.work.as_ref().is_some_and(has_work));
+        let collective = collective.map(|op| RecordedCall::Collective(op.seq));
+        collective.or_else(|| self.messages.number_of(work).map(RecordedCall::Message))
+    }
+
     /// Returns the edges of the call with this completion. A collective waits for the first one of the queue, and for its
     /// missing ranks.
     pub(super) fn wait_edges(&mut self, work: usize, now: Instant) -> WaitEdges {
@@ -70,7 +79,7 @@ impl Engine {
         let Some(op) = self.queue.front().filter(|op| op.begun && op.timeout >= MIN_TIMEOUT) else {
             return WaitEdges::default();
         };
-        let (seq, bound, collective) = (op.seq, op.bound.clone(), op.collective);
+        let (seq, bound, collective, operation) = (op.seq, op.bound.clone(), op.collective, op.name());
         let mut facts = Facts::default();
         self.group.health().observe(now, seq, &mut facts);
         let me = self.names.me;
@@ -78,7 +87,7 @@ impl Engine {
             rank != me && facts.ranks[rank].arrived != Some(true) && needs(&bound, collective, me, rank)
         };
         let edges = (0..facts.ranks.len()).filter(missing).map(|rank| (rank, Needed::Collective(seq)));
-        WaitEdges { operation: numbered(collective, seq), edges: edges.collect() }
+        WaitEdges { operation, edges: edges.collect() }
     }
 }
 

@@ -11,8 +11,9 @@ use crate::engine::shared::SharedState;
 use crate::sync::caller_threads;
 use crate::sync::completion::Completion;
 
-/// Signal checks, one every 100 ms, before a wait is registered.
+/// Signal checks before a wait is registered, and their interval.
 const CHECKS_BEFORE: u32 = 4;
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a process repeats the message about a confirmed cycle, which may be lost on a busy host.
 const REPEAT_AFTER: Duration = Duration::from_secs(1);
 
@@ -25,18 +26,22 @@ pub(crate) struct WaitWatch {
 }
 
 impl WaitWatch {
-    /// Records that the thread still waits for `work`. Called at each signal check, without the engine. Returns true if it
-    /// has owned the engine and released it without registering pending work.
+    /// Records that the thread still waits for `work`. `has_limit`: for a limited time. Called at each signal check,
+    /// without the engine. Returns true if it has owned the engine and released it without registering pending work.
     #[cold]
-    pub(crate) fn observe(&mut self, group: &Arc<SharedState>, work: &Completion) -> bool {
+    pub(crate) fn observe(&mut self, group: &Arc<SharedState>, work: &Completion, has_limit: bool) -> bool {
         self.checks = self.checks.saturating_add(1);
-        if self.checks < CHECKS_BEFORE || group.config.deadlock == DeadlockAction::Off || group.size < 2 {
+        if self.checks < CHECKS_BEFORE || group.size < 2 {
             return false;
         }
         let now = Instant::now();
         let id = *self.id.get_or_insert_with(|| {
             caller_threads::add(std::thread::current().id());
-            registry().add(group, std::ptr::from_ref(work) as usize, now)
+            let has_edges = !has_limit && group.config.deadlock != DeadlockAction::Off;
+            let id = registry().add(group, std::ptr::from_ref(work) as usize, has_edges, now);
+            let since = now.checked_sub(CHECKS_BEFORE * CHECK_INTERVAL).unwrap_or(now);
+            group.recorder.waited.begin(id, since);
+            id
         });
         let has_owned = refresh(group, now);
         let mut registry = registry();
@@ -67,7 +72,9 @@ impl Drop for WaitWatch {
         if let Some(id) = self.id {
             // Dropped after the lock is released.
             let wait = registry().remove(id);
-            drop(wait);
+            if let Some(wait) = wait {
+                wait.group.recorder.waited.end(id);
+            }
         }
     }
 }
@@ -77,22 +84,31 @@ impl Drop for WaitWatch {
 fn refresh(group: &Arc<SharedState>, now: Instant) -> bool {
     let (mut waits, mut contacts) = (Vec::new(), None);
     for wait in registry().waits_of(group) {
-        waits.push((wait.id, wait.work));
+        waits.push((wait.id, wait.work, wait.has_edges));
         contacts = contacts.or_else(|| wait.contacts.clone());
     }
     let Some(mut engine) = group.try_own() else { return false };
     let observed = engine.guard(|engine| {
         engine.take_commands();
+        for &(id, work, _) in &waits {
+            if let Some(call) = engine.recorded_call(work) {
+                group.recorder.waited.identify(id, call);
+            }
+        }
+        let with_edges = waits.iter().filter(|(.., has_edges)| *has_edges);
         let edges: Vec<(u64, WaitEdges)> =
-            waits.iter().map(|&(id, work)| (id, engine.wait_edges(work, now))).collect();
+            with_edges.map(|&(id, work, _)| (id, engine.wait_edges(work, now))).collect();
+        if edges.is_empty() {
+            return None;
+        }
         let rank = engine.names.describe(engine.names.me);
         // The addresses of all ranks, which do not change.
         let contacts = contacts.unwrap_or_else(|| Arc::new(engine.group.health().probe_contacts()));
-        (edges, Arc::new(engine.group_view()), rank, contacts)
+        Some((edges, Arc::new(engine.group_view()), rank, contacts))
     });
     // The calling thread owns the engine again soon.
     let _ = engine.release_unregistered();
-    if let Some((edges, view, rank, contacts)) = observed {
+    if let Some((edges, view, rank, contacts)) = observed.flatten() {
         let mut registry = registry();
         for (id, edges) in edges {
             if let Some(wait) = registry.wait(id) {

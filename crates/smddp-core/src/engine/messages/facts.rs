@@ -7,8 +7,20 @@ use smddp_group::Group;
 
 use super::{Active, MessageQueues, count_message};
 use crate::error::Error;
-use crate::failure::pending::{ExpiredMessage, PeerMessages};
+use crate::failure::pending::{PeerMessages, PendingMessage, WaitedMessage};
 use crate::observe::recorder::Outcome;
+
+impl Active {
+    fn as_pending(&self) -> PendingMessage {
+        PendingMessage {
+            number: self.seq,
+            description: self.description(),
+            peer: self.peer(),
+            begun: self.stream.is_some(),
+            timeout: self.post.timeout,
+        }
+    }
+}
 
 impl MessageQueues {
     /// Returns the messages with `rank`, which has left or leaves.
@@ -20,23 +32,24 @@ impl MessageQueues {
     }
 
     /// Returns the messages past their deadline, and the earliest deadline of the other ones.
-    pub(crate) fn deadlines(&self, now: Instant) -> (Vec<ExpiredMessage>, Option<Instant>) {
+    pub(crate) fn deadlines(&self, now: Instant) -> (Vec<PendingMessage>, Option<Instant>) {
         let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
         let (mut expired, mut next) = (Vec::new(), None);
         for active in self.sends.iter().chain(&self.recvs).chain(waiting) {
             if active.is_late(now) {
-                expired.push(ExpiredMessage {
-                    number: active.seq,
-                    description: active.description(),
-                    peer: active.peer(),
-                    begun: active.stream.is_some(),
-                    timeout: active.post.timeout,
-                });
+                expired.push(active.as_pending());
             } else if let Some(deadline) = active.post.submitted.checked_add(active.post.timeout) {
                 next = Some(next.map_or(deadline, |next: Instant| next.min(deadline)));
             }
         }
         (expired, next)
+    }
+
+    /// Returns the message of the longest of these waits: numbers of messages, and the begin of the waits.
+    pub(crate) fn longest_wait(&self, waits: &[(u64, Instant)]) -> Option<WaitedMessage> {
+        let (number, since) = *waits.iter().min_by_key(|(_, since)| *since)?;
+        let active = self.all().find(|active| active.seq == number)?;
+        Some(WaitedMessage { message: active.as_pending(), since, moved: active.moved })
     }
 
     /// Ends these messages, which have not begun, with their errors.

@@ -54,6 +54,12 @@ impl MessageView {
 }
 
 impl MessageQueues {
+    /// Returns the number of the pending message whose completion has this address.
+    pub(crate) fn number_of(&self, work: usize) -> Option<u64> {
+        let has_work = |active: &&Active| Arc::as_ptr(&active.post.work) as usize == work;
+        self.all().find(has_work).map(|active| active.seq)
+    }
+
     /// Returns the edge of the pending message whose completion has this address. `None`: it progresses, may come from any rank, or does
     /// not exist.
     pub(crate) fn wait_for(&self, work: usize) -> Option<MessageWait> {

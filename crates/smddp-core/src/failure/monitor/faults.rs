@@ -5,11 +5,9 @@ use std::time::Instant;
 use smddp_group::{Facts, Liveness};
 
 use super::{Failure, FailureMonitor, Verdict, departs};
+use crate::call::fingerprint::LEAVING_CALL;
 use crate::failure::pending::Pending;
 use crate::failure::{error_text, report};
-
-/// Name of the call by which a rank leaves, in error texts.
-const LEAVING_CALL: &str = "destroy_process_group";
 
 /// Report or departure of a rank.
 enum Notice<'a> {
@@ -38,7 +36,7 @@ impl FailureMonitor {
         }
         // Corruption is found here and follows from no other fault.
         if let Some((rank, what)) = corrupted(facts) {
-            let operation = if pending.is_leaving() { LEAVING_CALL.to_owned() } else { pending.oldest() };
+            let operation = pending.oldest();
             return Some(Failure::verdict(error_text::corrupted(&self.names, operation, rank, what)));
         }
         if pending.is_leaving() {

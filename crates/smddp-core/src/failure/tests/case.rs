@@ -9,7 +9,9 @@ use smddp_group::{AbortReport, CallMismatch, Facts, Liveness, QueryAnswer, RankF
 use crate::call::fingerprint;
 use crate::error::Error;
 use crate::failure::case_text::{Event, named_call};
-use crate::failure::pending::{ExpiredMessage, PeerMessages, Pending, PendingCall, PendingMessages};
+use crate::failure::pending::{
+    PeerMessages, Pending, PendingCall, PendingMessage, PendingMessages, WaitedMessage,
+};
 
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -173,25 +175,34 @@ fn pending_call(text: &str, base: Instant) -> PendingCall {
     pending
 }
 
+/// Parses `7 1 begun 100 recv #7`: message 7 of rank 1, with a timeout of 100 ms. Its transfer has begun.
+fn pending_message(text: &str) -> PendingMessage {
+    let (number, rest) = first(text);
+    let (peer, rest) = first(rest);
+    let begun = rest.strip_prefix("begun");
+    let (timeout, description) = first(begun.unwrap_or(rest));
+    PendingMessage {
+        number: number.parse().unwrap(),
+        description: unescape(description),
+        peer: peer.parse().ok(),
+        begun: begun.is_some(),
+        timeout: ms(timeout),
+    }
+}
+
 /// Adds a fact about messages. Returns false for a word of another kind.
 fn add_messages(messages: &mut PendingMessages, kind: &str, rest: &str, base: Instant) -> bool {
     match kind {
         "oldest" => messages.oldest = Some(unescape(rest)),
         "unconfirmed" => messages.unconfirmed = list(rest),
         "deadline" => messages.deadline = Some(base + ms(rest)),
-        // expired 7 1 begun 100 recv #7: message 7 of rank 1, with a timeout of 100 ms. Its transfer has begun.
-        "expired" => {
-            let (number, rest) = first(rest);
-            let (peer, rest) = first(rest);
-            let begun = rest.strip_prefix("begun");
-            let (timeout, description) = first(begun.unwrap_or(rest));
-            messages.expired.push(ExpiredMessage {
-                number: number.parse().unwrap(),
-                description: unescape(description),
-                peer: peer.parse().ok(),
-                begun: begun.is_some(),
-                timeout: ms(timeout),
-            });
+        "expired" => messages.expired.push(pending_message(rest)),
+        // waited 400 4096 7 1 ...: a thread waits in the message since 400 ms, and 4096 bytes of it have arrived.
+        "waited" => {
+            let (since, rest) = first(rest);
+            let (moved, rest) = first(rest);
+            let (since, moved) = (base + ms(since), moved.parse().unwrap());
+            messages.waited = Some(WaitedMessage { message: pending_message(rest), since, moved });
         }
         "with" => {
             let (rank, rest) = rank(rest);

@@ -11,6 +11,7 @@ use smddp_plan::format::variant_name;
 
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
+use super::waited::Waited;
 use super::{Outcome, Recorder, RecorderSnapshot, links, live};
 use crate::call::message_label::Direction;
 use crate::call::name_of;
@@ -68,7 +69,7 @@ fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
         "submitted": submitted,
         "recorded": !recorder.ring.is_off(),
         "present": snapshot_json(present.first()),
-        "pending": pending.iter().map(|snapshot| pending_call(snapshot, clock)).collect::<Vec<_>>(),
+        "pending": pending.iter().map(|snapshot| pending_call(recorder, snapshot, clock)).collect::<Vec<_>>(),
         "last": snapshot_json(last.as_ref()),
         "taken": counters(recorder),
         "network": links::network(recorder),
@@ -85,13 +86,22 @@ fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
 }
 
 /// Returns a pending call. A message has its direction, its peer (`null` for a recv from any rank) and its tag.
-fn pending_call(snapshot: &RecorderSnapshot, clock: &Clock) -> Value {
+/// `waits`: a thread of this process waits in it; `null` if other code may wait for it. `waited_seconds`: duration of
+/// that wait.
+fn pending_call(recorder: &Recorder, snapshot: &RecorderSnapshot, clock: &Clock) -> Value {
     let entry = snapshot.entry();
+    let (waits, since) = match recorder.waited.of(snapshot.recorded_call()) {
+        Waited::Since(since) => (Some(true), Some(since)),
+        Waited::No => (Some(false), None),
+        Waited::Unknown => (None, None),
+    };
     json!({
         "seq": entry.seq,
         "what": snapshot.call_name(),
         "call": snapshot.call(),
         "seconds": clock.since(entry.submitted).as_secs_f64(),
+        "waits": waits,
+        "waited_seconds": since.map(|since| since.elapsed().as_secs_f64()),
         "message": snapshot.message().map(|label| json!({
             "sends": matches!(label.direction, Direction::To(_)),
             "peer": label.direction.peer(),

@@ -7,6 +7,7 @@ mod job;
 mod links;
 mod ring;
 mod snapshot;
+mod waited;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -23,6 +24,8 @@ pub(crate) use self::job::Members;
 pub(crate) use self::ring::Outcome;
 use self::ring::{Entry, Ring};
 use self::snapshot::RecorderSnapshot;
+use self::waited::Waited;
+pub(crate) use self::waited::{RecordedCall, WaitedCalls};
 use crate::call::fingerprint::mix;
 use crate::call::message_label::MessageLabel;
 use crate::config::network::NetworkEstimate;
@@ -48,12 +51,16 @@ pub(crate) struct Recorder {
     network: OnceLock<NetworkEstimate>,
     /// Set once this process has closed the group. A recorder lives as long as its communicator.
     closed: AtomicBool,
+    /// Calls in which threads of this process wait.
+    pub(crate) waited: WaitedCalls,
     /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
 
 /// Maximum number of pending collectives in a status, and of pending messages.
 const MAX_PENDING: usize = 32;
+/// Age from which a pending call without a registered wait is not waited for.
+const WAIT_REGISTRATION: Duration = Duration::from_secs(1);
 
 static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
@@ -86,6 +93,7 @@ impl Recorder {
             failed: OnceLock::new(),
             network: OnceLock::new(),
             closed: AtomicBool::new(false),
+            waited: WaitedCalls::default(),
             finished: AtomicU64::new(0),
         });
         let mut live = lock(LIVE.get());
@@ -144,6 +152,11 @@ impl Recorder {
     /// Records the network estimate by which this group selects algorithms.
     pub(crate) fn set_network(&self, estimate: NetworkEstimate) {
         let _ = self.network.set(estimate);
+    }
+
+    /// Describes a rank of the group: "rank 3 (host h1, pid 812)".
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        self.members.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
     }
 
     /// Records that this process closes the group.
@@ -213,7 +226,13 @@ fn doing(key: u64) -> String {
     }
     let (last, present) = recorder.now();
     let ago = |ticks: u64| seconds(clock.since(ticks));
-    let calls: Vec<String> = present
+    // A wait is registered after about half a second.
+    let is_posted = |snapshot: &RecorderSnapshot| {
+        recorder.waited.of(snapshot.recorded_call()) == Waited::No
+            && clock.since(snapshot.entry().submitted) > WAIT_REGISTRATION
+    };
+    let (posted, waiting): (Vec<_>, Vec<_>) = present.into_iter().partition(is_posted);
+    let calls: Vec<String> = waiting
         .iter()
         .map(|snapshot| format!("in {} for {}", snapshot.call_name(), ago(snapshot.entry().submitted)))
         .collect();
@@ -230,6 +249,9 @@ fn doing(key: u64) -> String {
             };
         }
         None => text += " (none finished before)",
+    }
+    for snapshot in &posted {
+        text += &format!(", has posted {} and does not wait for it", snapshot.call_name());
     }
     for other in &others {
         if let Some(snapshot) = other.now().1.first() {

@@ -1,5 +1,6 @@
 //! Recorded entries with the meaning of their fingerprints.
 
+use super::RecordedCall;
 use super::ring::{Entry, Outcome, Ring};
 use crate::call::fingerprint;
 use crate::call::message_label::MessageLabel;
@@ -14,6 +15,14 @@ impl RecorderSnapshot {
     pub(super) fn entry(&self) -> &Entry {
         match self {
             Self::Collective(entry) | Self::Message(entry) => entry,
+        }
+    }
+
+    /// Returns the number of the call.
+    pub(super) fn recorded_call(&self) -> RecordedCall {
+        match self {
+            Self::Collective(entry) => RecordedCall::Collective(entry.seq),
+            Self::Message(entry) => RecordedCall::Message(entry.seq),
         }
     }
 

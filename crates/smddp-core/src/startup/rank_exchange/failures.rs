@@ -106,12 +106,17 @@ impl RankExchange<'_> {
                 false => format!("the search among {} ranks was not complete", self.size),
             };
             format!(
-                "{} did not join group '{}' within {} s ({joined}{}). Did all ranks of the group call \
-                 init_process_group or new_group, with the same arguments and in the same order?",
+                "{} did not join group '{}' within {} s ({joined}{}). Did all ranks of the group call {}, \
+                 with the same arguments and in the same order?",
                 named(&missing),
                 self.name,
                 (self.timeout.as_secs_f64() * 100.0).round() / 100.0,
-                self.activities(&missing)
+                self.activities(&missing),
+                if self.call.starts_with("split_group") {
+                    "split_group"
+                } else {
+                    "init_process_group or new_group"
+                },
             )
         };
         if self.has_claims()

@@ -10,5 +10,6 @@ from smddp.tools.doctor.checks import network as network
 from smddp.tools.doctor.checks import devices as devices
 from smddp.tools.doctor.checks import group as group
 from smddp.tools.doctor.checks import pairs as pairs
+from smddp.tools.doctor.checks import links as links
 
-__all__ = ["devices", "group", "limits", "memory", "network", "pairs", "ranks", "sharing", "software"]
+__all__ = ["devices", "group", "limits", "links", "memory", "network", "pairs", "ranks", "sharing", "software"]

@@ -26,7 +26,7 @@ def gpu(facts: Facts) -> Finding:
         return warn(
             f"{found}; {local} ranks on this host",
             "ranks share a device, and copies between them take turns",
-            "start as many ranks as GPUs",
+            f"start {len(cuda['devices'])} ranks on this host",
         )
     return ok(found)
 

@@ -103,6 +103,6 @@ def processors(facts: Facts) -> Finding:
         return warn(
             shown,
             "ranks take turns on a processor: waits sleep instead of spinning, and small calls take longer",
-            "start as many ranks as processors, or let each use more of them (cpuset, taskset)",
+            f"start {found['usable']} ranks on this host, or let them use {local} processors (cpuset, taskset)",
         )
     return ok(shown)

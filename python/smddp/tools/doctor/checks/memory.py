@@ -22,9 +22,15 @@ def memory_limit(facts: Facts) -> Finding:
         return fail(
             found,
             "the kernel kills a rank (`Killed`), and the others get PeerLostError",
-            "give the container more memory, or lower SMDDP_STAGING_BYTES on all ranks",
+            f"give the container {size(need)} or more (--memory, resources.limits.memory){_smaller(limit, local)}",
         )
     return ok(found)
+
+
+def _smaller(limit: int, local: int) -> str:
+    """Returns the alternative remedy: staging memory that fits into the limit."""
+    share = (limit // local - _PROCESS) >> 20 << 20
+    return f", or set SMDDP_STAGING_BYTES={share} on all ranks" if share > 0 else ""
 
 
 @of_rank("/dev/shm")
