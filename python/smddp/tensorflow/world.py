@@ -13,11 +13,14 @@ _world: Communicator | None = None
 
 
 def init(timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Forms the group of all ranks that the launcher started (see `smddp.init`). timeout: seconds for the rendezvous
-    and for each call.
+    """Forms the group of all ranks that the launcher started, as `smddp.init`, with its errors.
 
-    Raises RuntimeError if already initialized, ImportError if this TensorFlow lacks a required function, and the errors
-    of `smddp.init`.
+    Args:
+        timeout: Seconds for the rendezvous and for each call.
+
+    Raises:
+        RuntimeError: The group exists already.
+        ImportError: This TensorFlow lacks a required function.
     """
     global _world
     if _world is not None:
