@@ -30,7 +30,7 @@ RULES: dict[str, Rule] = {}
 
 _FILE_NAME = re.compile(r"`?[\w./-]+\.(md|json|toml|py|rs|yml|yaml)`?(#.*)?")
 _SETTING = re.compile(r"\bSMDDP_[A-Z][A-Z0-9_]*[A-Z0-9]\b")
-#: Names that are no settings: of tests, of the historic library, and of wheel builds.
+#: Names that are not settings: of tests, of the historic library, and of wheel builds.
 _OTHER_NAMES = ("SMDDP_TEST_", "SMDDP_AG_")
 _DOCS_PATH = re.compile(r"(?<![\w/.])docs/[\w./-]*\.(?:md|json|ya?ml|toml|svg|png)\b")
 #: Pages that tests create elsewhere.
@@ -163,6 +163,16 @@ def exceptions_have_an_anchor(pages: list[Page]) -> Iterator[str]:
     for name in re.findall(r"^class (\w*Error)\(", stubs, re.M):
         if not {name, name.lower()} & anchors:
             yield f"docs/reference/errors.md: no anchor {name}"
+
+
+@rule
+def messages_with_a_hint_have_an_entry(pages: list[Page]) -> Iterator[str]:
+    path = DOCS / "guides" / "troubleshooting.md"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    source = (ROOT / "python/smddp/torch/error_hints.py").read_text(encoding="utf-8")
+    for words, _check in re.findall(r'^    \("([^"]+)", "([^"]+)"\),$', source, re.M):
+        if words.strip() not in text:
+            yield f"docs/guides/troubleshooting.md: no entry for {words.strip()!r}"
 
 
 @rule
