@@ -46,7 +46,7 @@ def _allowed(kind: type, least: float | None, most: float | None = None, one_of:
     if one_of:
         return ", ".join(f"`{value}`" for value in one_of)
     if least is None:
-        return "any"
+        return "text" if kind is str else "any"
     return f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
 
 

@@ -67,7 +67,11 @@ class Communicator(Arrays):
 
     @classmethod
     def from_env(cls, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Communicator:
-        """Returns the group of all ranks that the launcher started, as `smddp.init()` without arguments."""
+        """Returns the group of all ranks that the launcher started, as `smddp.init()` without arguments.
+
+        Args:
+            timeout: Seconds or a timedelta, as of `smddp.init`.
+        """
         return init(timeout=timeout)
 
     @classmethod

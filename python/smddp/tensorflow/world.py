@@ -97,7 +97,12 @@ class WorkerComm:
         return world().size
 
     def bcast(self, value: Any = None, root: int = 0) -> Any:
-        """Returns rank `root`'s value."""
+        """Returns rank `root`'s value.
+
+        Args:
+            value: Object that pickle can serialize, on the root.
+            root: Rank of the value.
+        """
         return world().broadcast_object(value, root)
 
     def allgather(self, value: Any) -> list[Any]:
@@ -105,7 +110,12 @@ class WorkerComm:
         return world().all_gather_object(value)
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Returns all ranks' values at rank `root`, None at the others."""
+        """Returns all ranks' values at rank `root`, None at the others.
+
+        Args:
+            value: Object that pickle can serialize.
+            root: Rank of the result.
+        """
         found = world().all_gather_object(value)
         return found if world().rank == root else None
 
