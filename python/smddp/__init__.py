@@ -98,11 +98,13 @@ def paths() -> dict[str, str]:
 
 
 def traffic() -> list[dict[str, Any]]:
-    """Returns the traffic of all open groups: one entry per group, collective and algorithm.
+    """Returns the traffic of all open groups.
 
-    Each entry: group, size (ranks), nodes (spanned by the group), way (the path), collective, algorithm, operations,
-    bytes (sum of the operations' whole buffers), crossed (bytes that this rank sent to other nodes, in wire format).
-    Sent messages have "collective": "send", and nodes is 1 for the own node and 2 for another one.
+    Returns:
+        One entry per group, collective and algorithm: group, size (ranks), nodes (spanned by the group), way (the
+            path), collective, algorithm, operations, bytes (sum of the operations' whole buffers), crossed (bytes that
+            this rank sent to other nodes, in wire format). Sent messages have "collective": "send", and nodes is 1 for
+            the own node and 2 for another one.
     """
     from smddp.observability.info import traffic as counted
 
@@ -116,7 +118,8 @@ def report() -> str:
     the other ranks of this host, which the host's first process queries for at most 3 seconds each; other processes
     show "-". Call it before `destroy_process_group`, which closes the groups.
 
-        print(smddp.report())
+    Example:
+        >>> print(smddp.report())
     """
     from smddp.observability.report import report as text
 
@@ -126,8 +129,13 @@ def report() -> str:
 def dump(path: str | None = None) -> dict[str, Any]:
     """Returns the recorder's content: each open group's newest operations (SMDDP_RECORDER of them) and their times.
 
-    path: file for the same content as JSON, for `smddp trace`. Keys with suffix _ns are nanoseconds since 1970; a
-    running call has no end. Raises OSError if the file cannot be written; an existing file is then unchanged.
+    Keys with suffix _ns are nanoseconds since 1970. A running call has no end.
+
+    Args:
+        path: File for the same content as JSON, for `smddp trace`.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is then unchanged.
     """
     import json
 
@@ -145,11 +153,18 @@ def dump(path: str | None = None) -> dict[str, Any]:
 def log_to(logger: logging.Logger | str = "smddp") -> None:
     """Sends log lines of this process to Python's `logging` instead of standard error.
 
-    logger: a logger or its name. Its level at this call enables lines, in addition to SMDDP_DEBUG: WARN is WARNING,
-    INFO is INFO, TRACE is DEBUG. Each record has the time of the log line. Raises TypeError for another type.
+    Each record has the time of the log line.
 
-        logging.basicConfig(level=logging.INFO)
-        smddp.log_to()
+    Args:
+        logger: A logger or its name. Its level at this call enables lines, in addition to SMDDP_DEBUG: WARN is
+            WARNING, INFO is INFO, TRACE is DEBUG.
+
+    Raises:
+        TypeError: `logger` is of another type.
+
+    Example:
+        >>> logging.basicConfig(level=logging.INFO)
+        >>> smddp.log_to()
     """
     from smddp.observability.logging_records import log_to
 

@@ -60,15 +60,32 @@ class _Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def delete_key(self, key: str, /) -> object: ...
 
-class Error(RuntimeError): ...
-class CollectiveTimeoutError(Error): ...
-class MismatchError(Error): ...
-class DeadlockError(Error): ...
-class PeerLostError(Error): ...
-class CorruptionError(Error): ...
-class ClosedError(Error): ...
-class TopologyError(Error): ...
-class ConfigError(ValueError): ...
+class Error(RuntimeError):
+    """An operation or a group failed."""
+
+class CollectiveTimeoutError(Error):
+    """A deadline passed; the text names the missing ranks."""
+
+class MismatchError(Error):
+    """Two ranks made different calls; the text names both."""
+
+class DeadlockError(Error):
+    """Ranks wait for each other in a cycle; the text names each call."""
+
+class PeerLostError(Error):
+    """A rank died or left while it was needed."""
+
+class CorruptionError(Error):
+    """Data changed between two ranks, or results differ (SMDDP_AUDIT); the text names the ranks."""
+
+class ClosedError(Error):
+    """The group was aborted or destroyed."""
+
+class TopologyError(Error):
+    """Ranks cannot reach each other, or differ in version or settings."""
+
+class ConfigError(ValueError):
+    """A setting is not valid."""
 
 @final
 class Work:
@@ -289,16 +306,23 @@ class Arrays:
     """A group's calls on arrays. All ranks call the same collectives in the same order.
 
     Arguments of every collective:
-    out: the result, with the array's element type. Without it the result is a new numpy array, or the array itself (in
-    place) if it has the result's size.
-    async_op: True returns a Work immediately. Do not change the arrays until it is done; it keeps them alive.
-    timeout: seconds or a timedelta; None: the group's.
-    stream: raw handle of the caller's CUDA stream, for arrays on a device. The call runs after the work on the stream,
-    and later work on it runs after the call. None: the default stream, and the host waits for the call.
-    Raises TypeError for different or unsupported element types, ValueError for invalid shapes, arrays that are not
-    contiguous, read-only outputs and reductions that the type does not support, before any data is sent. Raises
-    CollectiveTimeoutError, MismatchError, PeerLostError, CorruptionError or ClosedError, which name operation,
-    group and ranks.
+
+    - `out`: array for the result, with the array's element type. Without it the result is a new numpy array, or the
+      array itself (in place) if it has the result's size.
+    - `async_op`: True returns a Work immediately. Do not change the arrays until it is done; it keeps them alive.
+    - `timeout`: seconds or a timedelta; None: the group's.
+    - `stream`: raw handle of the caller's CUDA stream, for arrays on a device. The call runs after the work on the
+      stream, and later work on it runs after the call. None: the default stream, and the host waits for the call.
+
+    Raises:
+        TypeError: The element types differ or are not supported.
+        ValueError: A shape is invalid, an array is not contiguous, an output is read-only, or the type does not support
+            the reduction. No data is sent.
+        CollectiveTimeoutError: The call did not complete before its deadline.
+        MismatchError: Ranks made different calls.
+        PeerLostError: A rank died or is unreachable.
+        CorruptionError: Received data or results are corrupted.
+        ClosedError: The group is closed, or failed earlier.
     """
 
     def __new__(cls, comm: Comm) -> Self: ...
@@ -315,7 +339,15 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Reduces all ranks' arrays element by element, by default to their sum; in place without `out`."""
+        """Reduces all ranks' arrays element by element, by default to their sum; in place without `out`.
+
+        Args:
+            array: Input of this rank. All ranks have the same number and type of elements.
+            op: Reduction. Default: sum.
+
+        Example:
+            >>> comm.all_reduce(numpy.ones(3))
+        """
     def reduce(
         self,
         array: _Array,
@@ -327,7 +359,13 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Returns the reduction on rank `root`; None on other ranks, whose arrays are unchanged."""
+        """Returns the reduction on rank `root`; None on other ranks, whose arrays are unchanged.
+
+        Args:
+            array: Input of this rank. All ranks have the same number and type of elements.
+            op: Reduction. Default: sum.
+            root: Rank of the result.
+        """
     def broadcast(
         self,
         array: _Array,
@@ -337,7 +375,12 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Copies the array of rank `root` into the arrays of all other ranks."""
+        """Copies the array of rank `root` into the arrays of all other ranks.
+
+        Args:
+            array: Input on rank `root`, output on other ranks; of one size and type.
+            root: Rank of the input.
+        """
     def all_gather(
         self,
         array: _Array,
@@ -350,7 +393,9 @@ class Arrays:
     ) -> Any:
         """Returns all ranks' arrays in rank order, with shape (size, *shape), or in `out` with size times the elements.
 
-        counts: elements of each rank, if they differ; the result then has one dimension.
+        Args:
+            array: Input of this rank.
+            counts: Elements of each rank, if they differ; the result then has one dimension.
         """
     def gather(
         self,
@@ -362,7 +407,12 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Returns all ranks' arrays on rank `root`, all of one size; None on other ranks."""
+        """Returns all ranks' arrays on rank `root`; None on other ranks.
+
+        Args:
+            array: Input of this rank. All ranks have the same number and type of elements.
+            root: Rank of the result.
+        """
     def reduce_scatter(
         self,
         array: _Array,
@@ -376,7 +426,10 @@ class Arrays:
     ) -> Any:
         """Returns this rank's block of the reduction, whose first dimension is divided into `size` equal blocks.
 
-        counts: elements of each rank, if they differ; the result then has one dimension.
+        Args:
+            array: Input of this rank. All ranks have the same number and type of elements.
+            op: Reduction. Default: sum.
+            counts: Elements of each rank, if they differ; the result then has one dimension.
         """
     def scatter(
         self,
@@ -388,7 +441,13 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Copies this rank's block of the array of rank `root` into `out`. array: None on other ranks."""
+        """Copies this rank's block of the array of rank `root` into `out`.
+
+        Args:
+            array: Input on rank `root`, with `size` times the elements of `out`; None on other ranks.
+            out: Output of this rank.
+            root: Rank of the input.
+        """
     def all_to_all(
         self,
         array: _Array,
@@ -401,14 +460,22 @@ class Arrays:
     ) -> Any:
         """Sends block r of the array's first dimension to rank r, and receives block r of the result from rank r.
 
-        counts: elements to each rank and from each rank, if they differ; the result then has one dimension.
+        Args:
+            array: Input of this rank.
+            counts: Elements to each rank and from each rank, if they differ; the result then has one dimension.
         """
     def barrier(self, *, async_op: bool = False, timeout: float | timedelta | None = None) -> Work | None:
         """Waits until all ranks have called it."""
     def send(
         self, array: _Array, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | timedelta | None = None
     ) -> Work | None:
-        """Sends a host array to rank `dst`, which receives the same number and type of elements with the same tag."""
+        """Sends a host array to rank `dst`, which receives the same number and type of elements with the same tag.
+
+        Args:
+            array: Contiguous array on the host.
+            dst: Rank of the receiver.
+            tag: Number that the receiver gives, too.
+        """
     def recv(
         self,
         out: _Array,
@@ -418,7 +485,16 @@ class Arrays:
         async_op: bool = False,
         timeout: float | timedelta | None = None,
     ) -> Any:
-        """Receives from rank `src`; None: any rank. Returns `out`, or a Work whose `source()` is the sender."""
+        """Receives a message into a host array.
+
+        Args:
+            out: Contiguous array on the host.
+            src: Rank of the sender; None: any rank.
+            tag: Number that the sender gave.
+
+        Returns:
+            `out`, or a Work whose `source()` is the sender.
+        """
 
 def launched(
     port: int | None = None,

@@ -10,13 +10,14 @@ from smddp._native import core
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """Collectives that this thread calls within leave elements as they are between nodes, whatever the settings say.
+    """Context in which this thread's collectives leave elements unchanged between nodes, whatever the settings say.
 
-    For what is gathered to be kept (a checkpoint of whole parameters, statistics) where SMDDP_WIRE_FORMAT is set. All
-    ranks of a call must do the same, or it is a MismatchError. Also a decorator. Changes nothing without the setting.
+    Use it for results that are kept (a checkpoint of whole parameters, statistics) where SMDDP_WIRE_FORMAT is set. All
+    ranks of a call must do the same, or it is a MismatchError. Also a decorator. No effect without the setting.
 
-        with smddp.exact():
-            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    Example:
+        >>> with smddp.exact():
+        ...     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     """
     before = core().set_exact(True)
     try:

@@ -10,7 +10,7 @@ REPOSITORY = "https://github.com/smddp/smddp"
 PUBLISHED = [
     "pyproject.toml",
     "docs/pypi.md",
-    "docs/releasing.md",
+    "docs/project/releasing.md",
     "SECURITY.md",
     "CITATION.cff",
     ".github/ISSUE_TEMPLATE/config.yml",

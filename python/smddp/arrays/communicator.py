@@ -44,11 +44,18 @@ class Communicator(Arrays):
     """A group of ranks with collectives and point-to-point messages on contiguous arrays: numpy's, or any object with
     the buffer protocol or DLPack, on the host or on a CUDA device.
 
-    Made by `smddp.init`, `from_env` and `split`. Any thread may call; all ranks make the same collectives in the same
-    order. Counts are elements, times are seconds. The calls themselves (`all_reduce`, `all_gather`, `send`, ...) are
-    documented at `smddp._core.Arrays`. They raise ValueError and TypeError for bad arguments before anything moves, and
-    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError`, `CorruptionError` and `ClosedError` with the ranks
-    that these are about in `error.ranks`.
+    `smddp.init`, `from_env` and `split` create it. Any thread may call; all ranks make the same collectives in the
+    same order. Counts are elements, times are seconds. `smddp._core.Arrays` documents the calls (`all_reduce`,
+    `all_gather`, `send`, ...). They raise ValueError and TypeError for invalid arguments before any data is sent, and
+    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError`, `CorruptionError` and `ClosedError` with the
+    affected ranks in `error.ranks`.
+
+    Attributes:
+        rank: Rank of this process in the group.
+        size: Number of ranks.
+        name: Name of the group.
+        local_rank: Index of this rank among the group's ranks on its host, or the launcher's value.
+        local_size: Number of the group's ranks on this host, or the launcher's value.
     """
 
     communicator: Comm
@@ -60,7 +67,11 @@ class Communicator(Arrays):
 
     @classmethod
     def from_env(cls, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Communicator:
-        """Returns the group of all ranks that the launcher started, as `smddp.init()` without arguments."""
+        """Returns the group of all ranks that the launcher started, as `smddp.init()` without arguments.
+
+        Args:
+            timeout: Seconds or a timedelta, as of `smddp.init`.
+        """
         return init(timeout=timeout)
 
     @classmethod
@@ -85,16 +96,28 @@ class Communicator(Arrays):
         return made
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Returns the group of all ranks with the same `color`, ordered by `key`, then by their rank here; None if
-        `color` is None. Collective over this group (as `MPI_Comm_split`).
+        """Returns the group of all ranks with the same color. Collective over this group, as `MPI_Comm_split`.
 
-        Raises TopologyError on all ranks of the new group if one of them cannot create it.
+        Args:
+            color: Ranks with equal colors form a group. None: no group for this rank.
+            key: Order of the ranks in the new group; ranks with equal keys keep their order.
+
+        Returns:
+            The new group; None if `color` is None.
+
+        Raises:
+            TopologyError: A rank cannot create the group. All ranks of the new group raise it.
         """
         made = self.communicator.split(color, key)
         return None if made is None else type(self).over(made)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """Returns rank `root`'s value on every rank. Values are pickled; use it with trusted peers only."""
+        """Returns rank `root`'s value on every rank. Values are pickled; use it with trusted peers only.
+
+        Args:
+            value: Object to send, on rank `root`. Other ranks may omit it.
+            root: Rank of the value.
+        """
         data = pickle.dumps(value) if self.rank == root else b""
         length = array("q", [len(data)])
         with one_call(self.communicator, "broadcast_object"):
@@ -104,7 +127,11 @@ class Communicator(Arrays):
         return value if self.rank == root else pickle.loads(buffer)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Returns all ranks' values in rank order. Values are pickled; use it with trusted peers only."""
+        """Returns all ranks' values in rank order. Values are pickled; use it with trusted peers only.
+
+        Args:
+            value: Object of this rank.
+        """
         data = pickle.dumps(value)
         lengths = array("q", [0] * self.size)
         with one_call(self.communicator, "all_gather_object"):
@@ -115,13 +142,25 @@ class Communicator(Arrays):
         return [pickle.loads(buffer[start : start + length]) for start, length in zip(starts, lengths)]
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Sets the default deadline of later calls, in seconds. Raises ValueError if it is not positive."""
+        """Sets the default deadline of later calls.
+
+        Args:
+            timeout: Seconds or a timedelta, more than zero.
+
+        Raises:
+            ValueError: `timeout` is not positive.
+        """
         self.communicator.set_timeout(_deadline(timeout))
 
     def path(self, collective: str, nbytes: int) -> str:
-        """Returns the transport and algorithm of a collective on a buffer of `nbytes` bytes, such as "shm mesh".
+        """Returns the transport and algorithm of a collective, such as "shm mesh".
 
-        Raises ValueError for an unknown collective and for a size outside of 0 to 2**63 - 1 bytes.
+        Args:
+            collective: Name of the collective, such as "all_reduce".
+            nbytes: Size of the whole buffer in bytes, 0 to 2**63 - 1.
+
+        Raises:
+            ValueError: The collective is unknown, or the size is out of range.
         """
         if collective not in COLLECTIVES:
             raise ValueError(f"path: unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
@@ -140,9 +179,10 @@ class Communicator(Arrays):
         return self.communicator.error()
 
     def close(self) -> None:
-        """Leave the group together with the other ranks after all calls have completed. Idempotent.
+        """Leaves the group together with the other ranks after all calls have completed. Idempotent.
 
-        Raises MismatchError for mismatched calls that no call has reported.
+        Raises:
+            MismatchError: Ranks made different calls, and no call has reported it.
         """
         if self in _open:
             _open.discard(self)
@@ -152,7 +192,11 @@ class Communicator(Arrays):
                 self.communicator.close()
 
     def abort(self, reason: str = "") -> None:
-        """Raise ClosedError in all waiting calls of all ranks. Does not wait for them."""
+        """Raises ClosedError in all waiting calls of all ranks. Does not wait for them.
+
+        Args:
+            reason: Text of the errors. Default: this rank aborted the group.
+        """
         _open.discard(self)
         self.communicator.abort(reason or f"rank {self.rank} aborted the group")
 
@@ -183,22 +227,34 @@ def init(
     store: Any = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT,
 ) -> Communicator:
-    """Form a group with all other ranks. Each further call creates another group of the same ranks.
+    """Forms a group with all other ranks. Each further call creates another group of the same ranks.
 
-    Without arguments rank and address come from the environment of torchrun, Open MPI, MVAPICH2, MPICH, Intel MPI, HPE
+    Without arguments, rank and address come from the environment of torchrun, Open MPI, MVAPICH2, MPICH, Intel MPI, HPE
     PALS, Flux, jsrun, srun or smddprun. A process without a launcher is the only rank of its group.
-    Rank 0 serves there; `port` chooses another port than MASTER_PORT or one derived from the job.
 
-    rank, size, address: the same given by the caller; address is "host:port" of rank 0 ("[::1]:29500" for IPv6), or its
-    host alone with `port`.
-    store: in place of an address one of torch's stores, or any object with set(key, bytes), check([keys]), get(key) and
-    delete_key(key) that all ranks share.
-    timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
-    `float("inf")` is none.
+    Args:
+        rank: Rank of this process. Default: the launcher's environment.
+        size: Number of ranks. Required if `rank` is given.
+        address: Address of rank 0 as "host:port" ("[::1]:29500" for IPv6), or its host alone with `port`.
+        port: Port of rank 0. Default: MASTER_PORT, or a port derived from the job.
+        store: One of torch's stores, or any object with `set(key, bytes)`, `check([keys])`, `get(key)` and
+            `delete_key(key)` that all ranks share; in place of an address.
+        timeout: Seconds or a timedelta, to form the group, and the default deadline of the group's calls. No deadline:
+            `float("inf")`.
 
-    Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that
-    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the
-    ranks that did not join; smddp.TopologyError if rank 0 does not serve or ranks cannot reach each other.
+    Returns:
+        A communicator over all ranks.
+
+    Raises:
+        ConfigError: The environment is invalid, has no address of rank 0, or is that of a Slurm batch script without
+            srun.
+        ValueError: An argument is invalid.
+        CollectiveTimeoutError: Ranks did not join within `timeout`; `ranks` lists them.
+        TopologyError: Rank 0 does not listen, or ranks cannot reach each other.
+
+    Example:
+        >>> with smddp.init() as comm:
+        ...     total = comm.all_reduce(numpy.ones(3))
     """
     global _made
     seconds = _deadline(timeout)

@@ -27,18 +27,22 @@ def memory(nbytes: int) -> Any:
 def empty(*size: Any, dtype: Any = None) -> Any:
     """Returns an uninitialized CPU tensor in symmetric memory, which the other ranks of its host read directly.
 
-    Arguments as of torch.empty(*size, dtype=dtype). Collectives that send from it, or that send on a result made in it,
-    skip the copy into staging memory for messages of 16 KiB or more per rank. A numpy dtype (or its name) gives a numpy
-    array, for groups without torch. It works like any other tensor, with any backend; a forked child shares its memory
-    with the parent.
+    Collectives that send from it, or that send on a result made in it, skip the copy into staging memory for messages
+    of 16 KiB or more per rank. It works like any other tensor, with any backend; a forked child shares its memory with
+    the parent. `smddp info` shows the symmetric memory of a process and the number of messages read in place.
 
-        shard = smddp.empty(1 << 20, dtype=torch.bfloat16)
-        dist.all_gather_into_tensor(whole, shard)
+    Args:
+        *size: Shape in elements, as of torch.empty.
+        dtype: Element type. A numpy dtype (or its name) gives a numpy array, for groups without torch.
 
-    `smddp info` shows the symmetric memory of a process and the number of messages read in place.
+    Raises:
+        MemoryError: No contiguous block is free. The limit is 16 GiB per process.
+        ValueError: A size is negative.
+        TypeError: The dtype is invalid.
 
-    Raises MemoryError if no contiguous block is free (the limit is 16 GiB per process), ValueError for a negative
-    size, TypeError for an invalid dtype.
+    Example:
+        >>> shard = smddp.empty(1 << 20, dtype=torch.bfloat16)
+        >>> dist.all_gather_into_tensor(whole, shard)
     """
     shape = tuple(size[0]) if len(size) == 1 and not hasattr(size[0], "__index__") else size
     shape = tuple(int(extent) for extent in shape)

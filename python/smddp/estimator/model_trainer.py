@@ -114,8 +114,12 @@ class ModelTrainer:
     ) -> list[Command] | None:
         """Runs the job. Later channels replace those of the constructor with the same name.
 
-        input_data_config: a list of InputData. wait, logs, dry_run, and hosts, rsh, interface, port, python,
-        job_name, engine, engine_options: as in `PyTorch.fit`, with its errors.
+        Args:
+            input_data_config: List of InputData.
+            wait: As in `PyTorch.fit`, with its errors; so are the following arguments.
+            logs: False: without the ranks' output.
+            dry_run: True prints the commands without starting them.
+            **more: hosts, rsh, interface, port, python, job_name, engine and engine_options of `PyTorch.fit`.
         """
         places = _places([*self.input_data_config, *(input_data_config or [])])
         return self.estimator.fit(places, wait=wait, logs=logs, dry_run=dry_run, **more)

@@ -85,10 +85,25 @@ def validate(
     instance_groups: Sequence[Any] | None = None,
     ranks: int | None = None,
 ) -> Given:
-    """Checks a `distribution=` dict by every rule. Returns the arguments.
+    """Checks a `distribution=` dict by every rule. Warns of variables of EFA for an instance type without EFA.
 
-    Raises ValueError for the first broken rule: its text, the value that breaks it and the remedy. Warns of variables
-    of EFA for an instance type without EFA.
+    Args:
+        distribution: The dict; None: no strategy.
+        instance_type: SageMaker instance type, or "local".
+        instance_count: Number of hosts.
+        framework: "pytorch", "tensorflow" or "huggingface".
+        framework_version: Version of the framework, as in the SDK.
+        py_version: Version of Python, as in the SDK.
+        image_uri: Container image.
+        entry_point: Script.
+        instance_groups: The estimator's groups.
+        ranks: Number of ranks of the whole job, if known.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ValueError: A rule is broken: its text, the value that breaks it and the remedy.
     """
     given = Given(
         {} if distribution is None else distribution,

@@ -56,9 +56,13 @@ class Predictor:
         atexit.register(self.delete_endpoint)
 
     def predict(self, data: Mapping[str, Any] | str) -> Any:
-        """Returns the server's response to a request of OpenAI's completions API, or to a prompt.
+        """Returns the server's response.
 
-        Raises DeployError with the server's response where it refuses the request.
+        Args:
+            data: Request of OpenAI's completions API, or a prompt.
+
+        Raises:
+            DeployError: The server refuses the request; with its response.
         """
         body = {"prompt": data} if isinstance(data, str) else dict(data)
         request = urllib.request.Request(
@@ -73,7 +77,11 @@ class Predictor:
             raise DeployError(f"predict: no response from {self.url} ({error}); its log: {self._log}") from None
 
     def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
-        """Ends the server and its children. delete_endpoint_config: an argument of the SDK, without an effect."""
+        """Ends the server and its children.
+
+        Args:
+            delete_endpoint_config: Argument of the SDK, without an effect.
+        """
         del delete_endpoint_config
         if self._ended:
             return

@@ -185,7 +185,13 @@ class Job:
     def wait(self, logs: Any = "All") -> None:
         """Waits for the end of the job. A Ctrl-C ends the job on all hosts.
 
-        Raises LaunchError where it failed. Warns where max_run or max_wait ended it, as the SDK does.
+        Warns if max_run or max_wait ended it, as the SDK does.
+
+        Args:
+            logs: No effect; `fit` chooses whether it prints the output.
+
+        Raises:
+            LaunchError: The job failed.
         """
         assert self._thread is not None and self._run is not None
         try:

@@ -37,8 +37,12 @@ class FsdpErrorFeedback:
 
         Do not load after a change of ranks, nodes or format; the rounding error of one step is then lost.
 
-        Raises TypeError unless `state` maps to float32 tensors, ValueError for the state of another rank, model or
-        split; the residuals are then unchanged.
+        Args:
+            state: Result of `state_dict` on this rank.
+
+        Raises:
+            TypeError: `state` does not map to float32 tensors. The residuals are unchanged.
+            ValueError: The state belongs to another rank, model or split. The residuals are unchanged.
         """
         shapes = {
             comm.prefix + name: shape for name, comm in self._comms.items() if (shape := comm.shape()) is not None
@@ -49,28 +53,32 @@ class FsdpErrorFeedback:
 
 
 def error_feedback_fsdp(model: nn.Module) -> FsdpErrorFeedback:
-    """Adds the rounding error of SMDDP_WIRE_FORMAT to the next step's FSDP2 gradients. Returns the residuals.
-
-    model: a module for which `fully_shard` was called, after it was called for all its parts and after
-    `set_allocate_memory_from_process_group_for_comm`, if that is wanted; before or after `overlap_fsdp`. Needs
-    torch 2.9. Does not communicate.
-
-        fully_shard(model)
-        feedback = smddp.experimental.error_feedback_fsdp(model)
-        ...
-        torch.save({"feedback": feedback.state_dict(), ...}, f"rank{dist.get_rank()}.pt")
+    """Adds the rounding error of SMDDP_WIRE_FORMAT to the next step's FSDP2 gradients.
 
     Over N steps the sum of a shard's gradients differs from the exact sum by the rounding error of one step; without
     this, errors accumulate. Fed back are errors of a node's contributions to remote shards. Lost are errors of partial
     sums in a ring of more than two nodes (none with SMDDP_ALGO=hier), and values that are not finite. Without a format
     (one node, buffers below 64 KiB, other types, devices, `smddp.exact`) a unit's reduce_scatter is unchanged, as in a
     step in which one of its parameters has no gradient. A rank stores one float per parameter of the whole model,
-    divided by the ranks of its node.
+    divided by the ranks of its node. It does not communicate. Sources: see `smddp.error_feedback_hook`.
 
-    Raises TypeError for a model without FSDP2, RuntimeError before torch 2.9, ValueError for a second call, and if a
-    second mesh dimension reduces the gradients in a format: that rounding error cannot be fed back.
+    Args:
+        model: Module for which `fully_shard` was called, after it was called for all its parts and after
+            `set_allocate_memory_from_process_group_for_comm`, if that is wanted; before or after `overlap_fsdp`.
 
-    Sources: see `smddp.error_feedback_hook`.
+    Returns:
+        The residuals.
+
+    Raises:
+        TypeError: The model is without FSDP2.
+        RuntimeError: torch is older than 2.9.
+        ValueError: It is a second call, or a second mesh dimension reduces the gradients in a format: that rounding
+            error cannot be fed back.
+
+    Example:
+        >>> fully_shard(model)
+        >>> feedback = smddp.experimental.error_feedback_fsdp(model)
+        >>> torch.save({"feedback": feedback.state_dict()}, f"rank{dist.get_rank()}.pt")
     """
     units = fsdp_units(model, "error_feedback_fsdp")
     comms: dict[str, _ReduceScatter] = {}

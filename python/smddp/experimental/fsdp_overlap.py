@@ -27,23 +27,27 @@ _AHEAD = 2
 def overlap_fsdp(model: nn.Module) -> None:
     """Overlaps the all_gathers and reduce_scatters of an FSDP2 model on CPUs with its computation.
 
-    model: a module for which `fully_shard` was called, after it was called for all its parts and after
-    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. Works with any backend.
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-        smddp.experimental.overlap_fsdp(model)
-
     Forward: while a unit computes, the next two units are gathered; `set_modules_to_forward_prefetch` takes precedence.
     The last two units are not resharded before their backward. Backward: the next unit is gathered, and
     gradients are waited for at the end. A unit whose gradients are read earlier is waited for immediately, and
     SMDDP_DEBUG=INFO logs the reason: accumulation (a second backward without zero_grad), a reduction over a second mesh
     dimension or by a hook, a division or conversion (float16, a reduce_dtype that differs from the parameters'), or a
     hook of the parameter. Values do not change. Two more units and the gradients of at most two units are in memory.
-    backward() raises the errors of the collectives. A model on a GPU is unchanged.
+    backward() raises the errors of the collectives. A model on a GPU is unchanged. Works with any backend.
 
-    Raises TypeError for a model without FSDP2, RuntimeError before torch 2.9.
+    Args:
+        model: Module for which `fully_shard` was called, after it was called for all its parts and after
+            `set_allocate_memory_from_process_group_for_comm`, if that is wanted.
+
+    Raises:
+        TypeError: The model is without FSDP2.
+        RuntimeError: torch is older than 2.9.
+
+    Example:
+        >>> for block in model.blocks:
+        ...     fully_shard(block)
+        >>> fully_shard(model)
+        >>> smddp.experimental.overlap_fsdp(model)
     """
     units = list(fsdp_units(model, "overlap_fsdp").values())
     if any(group.device.type != "cpu" for unit in units for group in fsdp_groups(unit)):

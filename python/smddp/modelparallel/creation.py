@@ -14,10 +14,13 @@ from smddp.modelparallel.tensor.marks import tensor_parallelism as shared
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Delay the values of parameters created inside until the cut or the sharding of the model.
+    """Delays the values of parameters created inside until the cut or the sharding of the model.
 
     Until then they use no memory. The initial values differ from those of a constructor, which draws parameters in
     sequence. The same functions compute them, each with a seed derived from torch's seed and the parameter's name.
+
+    Args:
+        enabled: False: no effect.
     """
     with delayed.creation() if enabled else contextlib.nullcontext():
         yield

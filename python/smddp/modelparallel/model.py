@@ -37,14 +37,13 @@ class DistributedModel(Answers, Hooks, nn.Module):
     """A model over the stages of a pipeline. One per script; functions decorated with `step` call it.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
+    Other arguments than the following ones are accepted for compatibility, without effect.
 
     Args:
         trace_execution_times: cut by measured seconds of modules; by default the cut is deterministic.
         average_grads_across_microbatches: the mean of the microbatches' gradients; else their sum.
-        bucket_cap_mb: gradients are averaged over replicas in buckets of that size.
+        bucket_cap_mb: MiB of a bucket, in which gradients are averaged over replicas.
         overlapping_allreduce: a bucket is sent while the last microbatch's backward pass still makes others.
-        trace_device, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
-        gradient_as_bucket_view: accepted for compatibility, without effect.
 
     Attributes:
         module: the script's model.
@@ -162,7 +161,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
-        """Set ``tensors`` as roots of the backward pass. Inside a step, in place of ``loss.backward()``.
+        """Sets ``tensors`` as roots of the backward pass. Inside a step, in place of ``loss.backward()``.
 
         It runs once the step function has returned, so gradients are there after the step.
         """
@@ -254,10 +253,13 @@ class DistributedModel(Answers, Hooks, nn.Module):
     def state_dict(
         self, destination: Any = None, prefix: str = "", keep_vars: bool = False, *, gather_to_rank0: bool = False
     ) -> Any:
-        """Return the whole model's state, under the names of one process. Collective over the pipeline after the cut.
+        """Returns the whole model's state, under the names of one process. Collective over the pipeline after the cut.
 
-        ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
-        Raises ValueError for other values of ``destination``, ``prefix`` and ``keep_vars`` than the defaults.
+        Args:
+            gather_to_rank0: True: only the first rank of a tensor group keeps the state, others get nothing.
+
+        Raises:
+            ValueError: `destination`, `prefix` or `keep_vars` differs from its default.
         """
         _refuse("state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         found = model_state.whole(self)
@@ -271,9 +273,10 @@ class DistributedModel(Answers, Hooks, nn.Module):
     def load_state_dict(
         self, state_dict: Any, strict: bool = True, assign: bool = False, same_partition_load: bool = False
     ) -> Any:
-        """Load a whole state, or this stage's part of one. Raises ValueError for ``assign=True``.
+        """Loads a whole state, or this stage's part of one. ``same_partition_load`` has no effect.
 
-        ``same_partition_load`` changes nothing: a part records its own cut.
+        Raises:
+            ValueError: `assign` is True.
         """
         del same_partition_load
         _refuse("load_state_dict", assign=assign)

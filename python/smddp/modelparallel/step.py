@@ -40,7 +40,7 @@ def step(
     input_split_axes: dict[str, Any] | None = None,
     detach_outputs: bool = True,
 ) -> Any:
-    """Decorator: split the arguments into microbatches, run the function on each, and return their results together.
+    """Decorator: splits the arguments into microbatches, runs the function on each, and returns their results together.
 
     All stages of a pipeline call it. Tensors of the first stage are used; those of other stages are ignored.
 
@@ -49,7 +49,8 @@ def step(
         input_split_axes: by name of an argument, the axis along which its tensors are split; 0 by default.
         detach_outputs: results never carry a graph; False logs a warning.
 
-    Returns what the function returns, with a `StepOutput` in place of each tensor and a list in place of the rest.
+    Returns:
+        The function's results, with a `StepOutput` in place of each tensor and a list in place of the rest.
     """
     if not detach_outputs:
         log.warning(

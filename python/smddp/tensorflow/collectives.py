@@ -23,8 +23,16 @@ def allreduce(
 ) -> Any:
     """Reduces a tensor or IndexedSlices over all ranks, in graphs and eagerly. Differentiable for SUM and AVERAGE.
 
-    param_index, num_params: ignored; accepted for compatibility with the original library.
-    Raises ValueError before `init`, for an unknown op, and for both or neither of `grad` and `tensor`.
+    Args:
+        grad: Tensor or IndexedSlices.
+        param_index: Ignored; accepted for compatibility with the original library.
+        num_params: Ignored, too.
+        compression: `Compression.fp16` sends float16.
+        op: Reduction.
+        tensor: Other name of `grad`.
+
+    Raises:
+        ValueError: `init` was not called, `op` is unknown, or both or neither of `grad` and `tensor` are given.
     """
     if (grad is None) == (tensor is None):
         raise ValueError("allreduce: give one tensor")
@@ -33,7 +41,13 @@ def allreduce(
 
 @tf.autograph.experimental.do_not_convert
 def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> Any:
-    """Reduces values other than gradients, such as losses and metrics. See `allreduce`."""
+    """Reduces values other than gradients, such as losses and metrics.
+
+    Args:
+        tensor: Tensor or IndexedSlices.
+        compression: As in `allreduce`.
+        op: Reduction.
+    """
     return _reduced(tensor, compression, op)
 
 
@@ -60,7 +74,12 @@ def _reduced(value: Any, compression: Any, op: ReduceOp) -> Any:
 def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
     """Returns rank `root_rank`'s tensor on every rank. Differentiable: the root gets the sum of all ranks' gradients.
 
-    Raises ValueError before `init` and for an invalid root.
+    Args:
+        tensor: Input on the root; of the same shape and type on other ranks.
+        root_rank: Rank of the input.
+
+    Raises:
+        ValueError: `init` was not called, or the root is invalid.
     """
     _root(root_rank)
     value = tf.convert_to_tensor(tensor)
@@ -80,10 +99,17 @@ def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
-    """Assigns rank `root_rank`'s values to TensorFlow or Keras variables. Returns the op in a TensorFlow 1 graph, else
-    None.
+    """Assigns rank `root_rank`'s values to TensorFlow or Keras variables.
 
-    Raises ValueError before `init` and for an invalid root.
+    Args:
+        variables: Variables in the same order on all ranks.
+        root_rank: Rank of the values.
+
+    Returns:
+        The op in a TensorFlow 1 graph, else None.
+
+    Raises:
+        ValueError: `init` was not called, or the root is invalid.
     """
     _root(root_rank)
     # A Keras 3 variable wraps a TensorFlow variable.
@@ -104,7 +130,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
 def broadcast_global_variables(root_rank: int = 0) -> Any:
     """Returns the op that assigns rank `root_rank`'s values to all global variables of a TensorFlow 1 graph.
 
-    Raises RuntimeError outside a TensorFlow 1 graph.
+    Args:
+        root_rank: Rank of the values.
+
+    Raises:
+        RuntimeError: There is no TensorFlow 1 graph.
     """
     if tf.executing_eagerly():
         raise RuntimeError(

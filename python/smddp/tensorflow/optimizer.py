@@ -28,16 +28,26 @@ def DistributedOptimizer(
 ) -> Any:
     """Returns the same optimizer, of Keras 2 or 3 or TensorFlow 1, with its state. It applies reduced gradients.
 
-    compression, sparse_as_dense, op: see `DistributedGradientTape`. bucket_cap_mb: MiB of gradients that one all_reduce
-    carries at most. backward_passes_per_step: number of passes whose gradients are summed before they are reduced, with
-    IndexedSlices kept unless sparse_as_dense; average_aggregated_gradients divides the sums by that number. name and
-    use_locking change nothing. A saved optimizer is the plain one.
-
     A `LossScaleOptimizer` may be inside or outside, as `Model.compile` adds it under mixed_float16. All ranks skip a
-    step together when the gradients of one rank overflow.
+    step together when the gradients of one rank overflow. A saved optimizer is the plain one.
 
-    Raises ValueError before `init`, for an optimizer that is wrapped already, and for arguments out of range; TypeError
-    for an object that is not an optimizer.
+    Args:
+        optimizer: The optimizer.
+        name: No effect.
+        use_locking: No effect.
+        device_dense: Must be empty: calls run on their tensors' devices.
+        device_sparse: Must be empty, too.
+        compression: As in `DistributedGradientTape`.
+        sparse_as_dense: As in `DistributedGradientTape`.
+        op: Reduction.
+        bucket_cap_mb: Maximum MiB of gradients in one all_reduce.
+        backward_passes_per_step: Number of passes whose gradients are summed before they are reduced.
+            IndexedSlices are kept unless `sparse_as_dense`.
+        average_aggregated_gradients: True divides these sums by that number.
+
+    Raises:
+        ValueError: `init` was not called, the optimizer is wrapped already, or an argument is out of range.
+        TypeError: The object is not an optimizer.
     """
     no_devices(device_dense, device_sparse)
     world.world()

@@ -20,11 +20,17 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Returns the same tape, whose `gradient` is reduced over all ranks. Call it before, during or after recording.
 
-    compression: `Compression.fp16` sends float16. sparse_as_dense: gradients of embeddings become dense; otherwise they
-    are IndexedSlices with the rows of all ranks. op: the reduction.
+    Args:
+        gradtape: A `tf.GradientTape`.
+        device_dense: Must be empty: calls run on their tensors' devices.
+        device_sparse: Must be empty, too.
+        compression: `Compression.fp16` sends float16.
+        sparse_as_dense: Gradients of embeddings become dense. Otherwise they are IndexedSlices with the rows of
+            all ranks.
+        op: Reduction.
 
-    Raises ValueError before `init`, for device_dense or device_sparse (calls run on their tensors' devices), and for an
-    invalid op.
+    Raises:
+        ValueError: `init` was not called, a device is given, or `op` is invalid.
     """
     no_devices(device_dense, device_sparse)
     op = reduction(op)

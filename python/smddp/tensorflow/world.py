@@ -13,11 +13,14 @@ _world: Communicator | None = None
 
 
 def init(timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Forms the group of all ranks that the launcher started (see `smddp.init`). timeout: seconds for the rendezvous
-    and for each call.
+    """Forms the group of all ranks that the launcher started, as `smddp.init`, with its errors.
 
-    Raises RuntimeError if already initialized, ImportError if this TensorFlow lacks a required function, and the errors
-    of `smddp.init`.
+    Args:
+        timeout: Seconds for the rendezvous and for each call.
+
+    Raises:
+        RuntimeError: The group exists already.
+        ImportError: This TensorFlow lacks a required function.
     """
     global _world
     if _world is not None:
@@ -94,7 +97,12 @@ class WorkerComm:
         return world().size
 
     def bcast(self, value: Any = None, root: int = 0) -> Any:
-        """Returns rank `root`'s value."""
+        """Returns rank `root`'s value.
+
+        Args:
+            value: Object that pickle can serialize, on the root.
+            root: Rank of the value.
+        """
         return world().broadcast_object(value, root)
 
     def allgather(self, value: Any) -> list[Any]:
@@ -102,7 +110,12 @@ class WorkerComm:
         return world().all_gather_object(value)
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Returns all ranks' values at rank `root`, None at the others."""
+        """Returns all ranks' values at rank `root`, None at the others.
+
+        Args:
+            value: Object that pickle can serialize.
+            root: Rank of the result.
+        """
         found = world().all_gather_object(value)
         return found if world().rank == root else None
 

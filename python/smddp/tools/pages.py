@@ -46,11 +46,13 @@ def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argument
     return next((action.choices for action in actions), {})
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Returns the options that `--help` shows."""
     return (action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS)
 
 
-def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+def help_text(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Returns the description of an option or argument."""
     return (action.help or "") % {**vars(action), "prog": parser.prog}
 
 
@@ -64,7 +66,7 @@ def completion(smddp: argparse.ArgumentParser, of: str) -> str:
 
 def _words(parser: argparse.ArgumentParser) -> str:
     choices = [str(word) for action in parser._actions if not action.option_strings for word in action.choices or ()]
-    return " ".join([*choices, *(word for action in _options(parser) for word in action.option_strings)])
+    return " ".join([*choices, *(word for action in options(parser) for word in action.option_strings)])
 
 
 def _bash(smddp: argparse.ArgumentParser) -> Iterator[str]:
@@ -96,13 +98,13 @@ def _fish(smddp: argparse.ArgumentParser) -> Iterator[str]:
     for name, parser in parsers(smddp).items():
         command = name.partition("-")[2]
         condition = f" -n '__fish_seen_subcommand_from {command}'" if command else ""
-        for action in _options(parser):
+        for action in options(parser):
             words = " ".join(
                 f"-l {word[2:]}" if word.startswith("--") else f"-s {word[1:]}" if len(word) == 2 else f"-o {word[1:]}"
                 for word in action.option_strings
             )
             value = "" if action.nargs == 0 else " -r" if action.metavar in _FILES else " -x"
-            text = shlex.quote(_help(parser, action))
+            text = shlex.quote(help_text(parser, action))
             yield f"complete -c {name.partition('-')[0]}{condition} {words}{value} -d {text}"
 
 
@@ -118,7 +120,7 @@ def page(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
     text += [".SH SYNOPSIS", _roff(usage), ".SH DESCRIPTION", _roff(parser.description or summary)]
     for title, actions in (
         ("COMMANDS AND ARGUMENTS", [action for action in parser._actions if not action.option_strings]),
-        ("OPTIONS", list(_options(parser))),
+        ("OPTIONS", list(options(parser))),
     ):
         text += [f".SH {title}"] if actions else []
         for action in actions:
@@ -128,19 +130,23 @@ def page(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
                 continue
             value = "" if action.nargs == 0 else f" \\fI{_roff(str(action.metavar or action.dest))}\\fR"
             names = ", ".join(f"\\fB{_roff(word)}\\fR" for word in action.option_strings)
-            text += [".TP", (names + value).strip(), _roff(_help(parser, action)) or "\\&"]
+            text += [".TP", (names + value).strip(), _roff(help_text(parser, action)) or "\\&"]
     text += [".SH NOTES", _roff(parser.epilog)] if parser.epilog else []
     return "\n".join([*text, ""])
 
 
-def manual(smddp: argparse.ArgumentParser, name: str, folder: str | None) -> int:
-    """Prints a page, or writes all pages to a folder. Returns the exit status."""
-    summaries = {
+def summaries(smddp: argparse.ArgumentParser) -> dict[str, str]:
+    """Returns the first line of each page by its name."""
+    found = {
         f"smddp-{choice.dest}": choice.help for a in smddp._actions for choice in getattr(a, "_choices_actions", ())
     }
-    pages = {
-        key: page(key, parser, summaries.get(key) or parser.description or "") for key, parser in parsers(smddp).items()
-    }
+    return {name: found.get(name) or parser.description or "" for name, parser in parsers(smddp).items()}
+
+
+def manual(smddp: argparse.ArgumentParser, name: str, folder: str | None) -> int:
+    """Prints a page, or writes all pages to a folder. Returns the exit status."""
+    texts = summaries(smddp)
+    pages = {key: page(key, parser, texts[key]) for key, parser in parsers(smddp).items()}
     if folder is None:
         print(pages[name], end="")
         return 0

@@ -38,19 +38,27 @@ class _CallRecorder:
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
     """Returns a collective that can be called repeatedly, each time on the tensors' current values.
 
-    function: one of torch.distributed's: all_reduce, all_gather, all_gather_into_tensor, reduce_scatter,
-    reduce_scatter_tensor, all_to_all_single, broadcast, reduce, gather, scatter, barrier. args, kwargs: its arguments
-    without async_op, with a smddp group and contiguous CPU tensors that keep their memory. No data is sent yet.
-
-        sum_up = smddp.bind(dist.all_reduce, tensor, op=dist.ReduceOp.SUM)
-        sum_up()                            # as dist.all_reduce(tensor)
-        sum_up.start(); ...; sum_up.wait()  # as a handle of async_op=True
-
     Other ranks may bind the same call or make it unbound. After the group was reconfigured or destroyed, a bound call
     raises ClosedError: bind it again. torch's hooks and profiler do not record bound calls; smddp's recorder does.
 
-    Raises TypeError for another function, ValueError for async_op, another backend's group and tensors that cannot be
-    bound, and the errors of the function itself.
+    Args:
+        function: One of torch.distributed's: all_reduce, all_gather, all_gather_into_tensor, reduce_scatter,
+            reduce_scatter_tensor, all_to_all_single, broadcast, reduce, gather, scatter, barrier.
+        *args: Its arguments, with contiguous CPU tensors that keep their memory. No data is sent yet.
+        **kwargs: Its arguments by name, without `async_op`, with a smddp group.
+
+    Returns:
+        The bound call.
+
+    Raises:
+        TypeError: `function` is another function.
+        ValueError: `async_op` is given, the group has another backend, or a tensor cannot be bound.
+
+    Example:
+        >>> sum_up = smddp.bind(dist.all_reduce, tensor, op=dist.ReduceOp.SUM)
+        >>> sum_up()  # as dist.all_reduce(tensor)
+        >>> sum_up.start()  # as async_op=True
+        >>> sum_up.wait()
     """
     name = getattr(function, "__name__", "")
     if name not in _CALLS or getattr(dist, name, None) is not function:

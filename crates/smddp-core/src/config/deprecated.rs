@@ -15,7 +15,7 @@ use super::values::named;
 use super::{invalid_value, is_rank_node};
 use crate::error::{Error, Result};
 
-/// A deprecated name, as `smddp info` and docs/settings.md print it.
+/// A deprecated name, as `smddp info` and docs/reference/settings.md print it.
 pub struct DeprecatedSetting {
     /// The deprecated name.
     pub name: &'static str,

@@ -52,7 +52,8 @@ def save_checkpoint(
 
     Args:
         partial: a file for each stage; else one plain torch file each for the whole model and the whole optimizer.
-        model, optimizer: by default the script's DistributedModel and DistributedOptimizer.
+        model: by default the script's DistributedModel.
+        optimizer: by default the script's DistributedOptimizer.
         user_content: anything that pickle takes; `resume_from_checkpoint` returns it.
         translate_if_full: accepted; modules keep their names, so there is nothing to translate.
         num_kept_partial_checkpoints: number of partial checkpoints to keep; None keeps all.

@@ -47,14 +47,25 @@ def _world_rank(number: int, rank_type: RankType, caller: str) -> int:
 
 
 def send(obj: Any, dest: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
-    """Send an object to the rank ``dest``, which calls `recv_from`. Objects to one rank arrive in order."""
+    """Sends an object to a rank, which calls `recv_from`. Objects to one rank arrive in order.
+
+    Args:
+        obj: Object that pickle can serialize.
+        dest: Rank of the receiver.
+        rank_type: Group in which `dest` counts.
+    """
     to = _world_rank(dest, rank_type, "send()")
     _, ranks = state.made("send()")
     dist.send_object_list([obj], dst=to, group=ranks.object_group)
 
 
 def recv_from(src: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
-    """Receive the next object that the rank ``src`` sends by `send` or `broadcast`."""
+    """Receives the next object that a rank sends by `send` or `broadcast`.
+
+    Args:
+        src: Rank of the sender.
+        rank_type: Group in which `src` counts.
+    """
     sender = _world_rank(src, rank_type, "recv_from()")
     _, ranks = state.made("recv_from()")
     found: list[Any] = [None]
@@ -63,7 +74,12 @@ def recv_from(src: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
-    """Send an object to all others of a group. Called by the sender alone; the others call `recv_from`."""
+    """Sends an object to all other ranks of a group. Only the sender calls it; the others call `recv_from`.
+
+    Args:
+        obj: Object that pickle can serialize.
+        group: Group of ranks.
+    """
     _, ranks = state.made("broadcast()")
     for other in dist.get_process_group_ranks(_group(group, "broadcast()")):
         if other != ranks.rank:
@@ -71,7 +87,12 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Return the objects of all ranks of a group, in order of rank. Collective."""
+    """Returns the objects of all ranks of a group, in order of rank. Collective.
+
+    Args:
+        obj: Object that pickle can serialize.
+        group: Group of ranks.
+    """
     over = _group(group, "allgather()")
     found: list[Any] = [None] * dist.get_world_size(over)
     dist.all_gather_object(found, obj, group=over)

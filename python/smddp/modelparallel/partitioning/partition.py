@@ -63,14 +63,23 @@ def called(module: nn.Module) -> bool:
 
 
 def set_partition(module: nn.Module, stage: int) -> None:
-    """Place a module and its submodules on a stage. Call it before the first step."""
+    """Places a module and its submodules on a stage. Call it before the first step.
+
+    Args:
+        module: The module.
+        stage: Number of the stage, from 0.
+    """
     for each in module.modules():
         each.__dict__[STAGE] = stage
 
 
 @contextlib.contextmanager
 def partition(stage: int) -> Iterator[None]:
-    """Place modules that are created inside on ``stage``."""
+    """Places modules that are created inside on a stage.
+
+    Args:
+        stage: Number of the stage, from 0.
+    """
     with marking(STAGE, stage):
         yield
 

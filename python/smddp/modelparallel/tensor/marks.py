@@ -43,7 +43,12 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
-    """Enable or disable sharing of a module and its submodules. Call it before `DistributedModel`."""
+    """Enables or disables sharing of a module and its submodules. Call it before `DistributedModel`.
+
+    Args:
+        module: The module.
+        enabled: False: the module stays whole on every rank.
+    """
     if getattr(module, "_is_distributed_model", False):
         raise RuntimeError(
             "smp.set_tensor_parallelism() comes before smp.DistributedModel(), which shares the layers: give it the "

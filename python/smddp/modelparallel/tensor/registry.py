@@ -41,8 +41,10 @@ def tp_register(
     """Class decorator: `DistributedModel` replaces each marked instance by a new ``dist_module``.
 
     Args:
-        init_hook, forward_hook: from the arguments of the class's own ``__init__`` and ``forward`` to (args, kwargs) of
-            ``dist_module``'s; by default they are the same.
+        dist_module: class that replaces the marked one.
+        init_hook: from the arguments of the class's ``__init__`` to (args, kwargs) of ``dist_module``'s; by default
+            they are the same.
+        forward_hook: the same for ``forward``.
         return_hook: from what ``dist_module`` returns to what the class would.
     """
 

@@ -66,8 +66,12 @@ class ErrorFeedback:
 
         Do not load after a change of the number of ranks; the rounding error of one step is then lost.
 
-        Raises TypeError unless `state` maps to float32 tensors, ValueError for another rank's or model's state; the
-        residuals are then unchanged.
+        Args:
+            state: Result of `state_dict` on this rank.
+
+        Raises:
+            TypeError: `state` does not map to float32 tensors. The residuals are unchanged.
+            ValueError: The state belongs to another rank or model. The residuals are unchanged.
         """
         prefix = self._prefix()
         shapes = {prefix + name: parameter.shape for parameter, name in self._names.items()}
@@ -131,10 +135,6 @@ class ErrorFeedback:
 def error_feedback_hook(state: ErrorFeedback, bucket: dist.GradBucket) -> Future[Tensor]:
     """DDP communication hook: adds the rounding error of SMDDP_WIRE_FORMAT to the next step's gradients.
 
-        model = DistributedDataParallel(model)
-        state = smddp.ErrorFeedback(model)
-        model.register_comm_hook(state, smddp.error_feedback_hook)
-
     Over N steps the sum of averaged gradients differs from the exact sum by the rounding error of one step; without
     the hook, errors accumulate. A bucket is sent by a reduce_scatter and an all_gather in their formats, with as many
     bytes as an all_reduce. Two errors are fed back: of a node's contributions to remote blocks, and of each block's
@@ -143,12 +143,22 @@ def error_feedback_hook(state: ErrorFeedback, bucket: dist.GradBucket) -> Future
     64 KiB, other types, devices, `smddp.exact`) the hook calls all_reduce like DDP. A rank stores about one float per
     parameter, divided by the ranks of its node.
 
-    state: of this model. bucket: DDP's. Raises TypeError for another type of state, ValueError for another model's
-    state, and the errors of the collectives.
-
     Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech
     DNNs", 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019; of the
     sum, too: Tang et al., "DoubleSqueeze", 2019.
+
+    Args:
+        state: Residuals of this model.
+        bucket: Gradients that DDP passes.
+
+    Raises:
+        TypeError: `state` has another type.
+        ValueError: `state` belongs to another model.
+
+    Example:
+        >>> model = DistributedDataParallel(model)
+        >>> state = smddp.ErrorFeedback(model)
+        >>> model.register_comm_hook(state, smddp.error_feedback_hook)
     """
     if not isinstance(state, ErrorFeedback):
         raise TypeError(f"error_feedback_hook: expected a smddp.ErrorFeedback as state, got {type(state).__name__}")
