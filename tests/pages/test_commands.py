@@ -78,9 +78,6 @@ ROWS = {
 }
 #: The same, longer than `make test` should take: `make test-pages` has them.
 SLOW_ROWS = {
-    "smddp --version": Row("torch"),
-    "SMDDP_DEBUG=INFO torchrun --standalone --nproc-per-node 2 script.py": Row("over shm"),
-    "SMDDP_NODE=%r SMDDP_DEBUG=INFO torchrun --standalone --nproc-per-node 2 script.py": Row("on 2 node(s), over tcp"),
     "make demo": Row("text never trained on", limit=600),
     "make demo-hosts": Row("text never trained on", limit=600),
     "make demo-smp": Row("", limit=600),
