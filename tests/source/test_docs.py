@@ -14,11 +14,14 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```|^    .*?$|`[^`\n]*`", re.S | re.M)
 
 
-def test_every_page_is_in_the_sites_navigation():
+def test_every_page_is_in_the_sites_navigation_and_in_the_list_of_pages():
+    listed = (ROOT / "docs" / "README.md").read_text()
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     for page in PAGES:
         name = page.relative_to(ROOT / "docs").as_posix()
         assert f"- {name}\n" in navigation, f"mkdocs.yml does not name {name}"
+        if "/" not in name and name != "README.md":
+            assert f"]({name})" in listed, f"docs/README.md does not name {name}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
@@ -38,7 +41,7 @@ def test_no_page_has_a_placeholder(page):
 @pytest.mark.parametrize(
     ("page", "link", "on_the_site"),
     [
-        ("index.md", "../CONTRIBUTING.md", f"{REPOSITORY}/blob/main/CONTRIBUTING.md"),
+        ("README.md", "../CONTRIBUTING.md", f"{REPOSITORY}/blob/main/CONTRIBUTING.md"),
         ("results/gpu.md", "../../bench/results/gpu.json", f"{REPOSITORY}/blob/main/bench/results/gpu.json"),
         ("results/gpu.md", "../performance.md#measure", "../performance.md#measure"),
     ],
