@@ -227,7 +227,7 @@ test-images: wheel-portable ## the wheel on images that have nothing but Python 
 	bash scripts/test-images.sh dist/portable/smddp-*_$$(uname -m).whl
 
 .PHONY: test-pages
-test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md, the quick start and docs/examples.md, the demos in a fresh clone
+test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md and docs/get-started, the demos in a fresh clone
 	$(BIN)/python -m pytest -m "" -o faulthandler_timeout=0 tests/pages
 
 .PHONY: fault-matrix

@@ -5,7 +5,7 @@
 #   docker build -f docker/adapt.Dockerfile --build-arg TORCH_INDEX=https://pypi.org/simple \
 #       --build-arg EFA_INSTALLER=latest -t train .                                        # CUDA and EFA
 #
-# docs/containers.md says more.
+# docs/guides/containers.md says more.
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE}
 SHELL ["/bin/bash", "-eo", "pipefail", "-c"]

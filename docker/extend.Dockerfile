@@ -3,7 +3,7 @@
 #   make wheel-portable
 #   docker build -f docker/extend.Dockerfile --build-arg SOURCE=examples --build-arg PROGRAM=ddp.py -t train .
 #
-# docs/containers.md says more.
+# docs/guides/containers.md says more.
 ARG BASE=public.ecr.aws/deep-learning-containers/pytorch:2.11-cu130-amzn2023-sagemaker
 FROM ${BASE}
 

@@ -6,7 +6,7 @@
 #
 # Debian 12: its own Python with pip, then uv, torch 2.8 and the newest. Debian 11, the oldest glibc (2.31) that can be had by
 # debootstrap: a Python in a prefix of its own, laid out as conda's environments are. What is run in each: `smddp info`, the
-# bench, and the quick start's script under torchrun.
+# bench, and the script of the first-run page under torchrun.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +45,7 @@ image() { # SUITE PACKAGES
     mkdir -p "$at/job"
     rm -f "$at"/job/*.whl  # of a run before
     cp "$wheel" "$at/job/"
-    PYTHONPATH=tests/pages python3 -c 'import reading; print(reading.scripts("docs/quickstart.md")[0])' >"$at/job/script.py"
+    PYTHONPATH=tests/pages python3 -c 'import reading; print(reading.scripts("docs/get-started/first-run.md")[0])' >"$at/job/script.py"
 }
 
 # What every environment has to do; $bin is its folder of programs, $install what puts packages into it.
@@ -56,8 +56,8 @@ readonly TRY='
     $bin/smddp-bench all_reduce --nproc 2 -b 8 -e 1M -f 8 | tee /job/bench.txt | grep "Out of bounds values : 0 OK"
     for torch in $torches; do
         $install "$torch" numpy
-        $bin/torchrun --standalone --nproc-per-node 4 /job/script.py | tee /job/quickstart.txt
-        test "$(grep -o "tensor(\[4., 4., 4., 4.\])" /job/quickstart.txt | wc -l)" = 4
+        $bin/torchrun --standalone --nproc-per-node 4 /job/script.py | tee /job/first-run.txt
+        test "$(grep -o "\[4.0, 4.0, 4.0, 4.0\]" /job/first-run.txt | wc -l)" = 4
         $bin/smddp --version
     done
 '

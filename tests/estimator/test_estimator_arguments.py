@@ -119,7 +119,7 @@ def test_a_value_that_no_job_here_can_follow_is_refused(given, says):
 
 
 def test_the_documentation_has_each_argument_in_one_table_row():
-    page = (Path(__file__).parents[2] / "docs" / "estimator.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "estimator-arguments.md").read_text()
     sections = {
         "## Arguments": {name for names in SDK_ARGUMENTS.values() for name in names},
         "## ModelTrainer": set(TRAINER_ARGUMENTS),

@@ -40,6 +40,6 @@ def test_a_published_launch_is_accepted_or_refused_for_the_documented_reason(lau
 
 
 def test_the_table_has_the_number_of_launches_that_the_documentation_states():
-    page = (Path(__file__).parents[2] / "docs" / "estimator.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "migrate" / "sagemaker-sdk.md").read_text()
     refused = sum("refused" in launch for launch in LAUNCHES)
     assert f"{len(LAUNCHES) - refused} of {len(LAUNCHES)} published launches" in page.replace("\n", " ")

@@ -14,7 +14,7 @@ from parity_record import RECORDED
 from smddp.estimator import PyTorch, TensorFlow, job, variables
 from smddp.estimator.preparation import prepare
 
-#: Values that differ on purpose; docs/estimator.md explains each.
+#: Values that differ on purpose; docs/reference/estimator-arguments.md explains each.
 OWN_VARIABLES = {"SM_MASTER", "TRAINING_JOB_NAME"}
 ONLY_IN_CONTAINERS = {"is_smddprun_installed", "is_smddpmprun_installed"}
 

@@ -1,4 +1,4 @@
-"""The commands of README.md, the quick start and docs/examples.md work as written.
+"""The commands of README.md and docs/get-started work as written.
 
 A command that these pages have and no row here, or the other way round, is an error.
 """
@@ -19,7 +19,9 @@ import reading
 
 ROOT = reading.ROOT
 LAB = ROOT / "bench" / "lab"
-PAGES = ("README.md", "docs/quickstart.md", "docs/examples.md")
+START = "docs/get-started"
+FIRST = f"{START}/first-run.md"
+PAGES = ("README.md", FIRST, f"{START}/install.md", f"{START}/multi-node.md", f"{START}/examples.md")
 # Python block of a page that becomes `script.py`: the first one is PyTorch's, the last one NumPy's.
 TORCH, ARRAYS = 0, -1
 ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -46,6 +48,9 @@ class Row:
 
 
 ROWS = {
+    "smddp --version": Row("torch"),
+    "SMDDP_DEBUG=INFO torchrun --standalone --nproc-per-node 2 script.py": Row("over shm"),
+    "SMDDP_NODE=%r SMDDP_DEBUG=INFO torchrun --standalone --nproc-per-node 2 script.py": Row("on 2 node(s), over tcp"),
     "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 script.py": Row(
         "", hosts="each"
     ),
@@ -56,6 +61,7 @@ ROWS = {
     "mpirun -np 4 python examples/numpy_allreduce.py": Row("4 ranks", needs="mpirun"),
     # A machine that tests run on may lack what a training machine needs: status 1 with findings is permitted.
     "smddp doctor": Row("libfabric", status=(0, 1)),
+    "smddp doctor --quick": Row("libfabric", status=(0, 1)),
     "smddp info": Row("libfabric"),
     # Other jobs may be there, or none.
     "smddp status": Row("group", status=(0, 1, 3)),
@@ -79,6 +85,7 @@ SLOW_ROWS = {
     "make demo-tf": Row("", limit=900),
     "make demo-launch": Row("4 ranks", limit=600),
     "make wheel && pip install dist/smddp-*.whl": Row("Successfully installed smddp", limit=1200),
+    "make wheel": Row("smddp-", limit=1200),
     "make wheel-portable": Row("smddp-", limit=1800),
     "pip install dist/portable/smddp-*_$(uname -m).whl": Row(
         "Successfully installed smddp", before="make wheel-portable && pip uninstall --yes smddp", limit=1800
@@ -94,6 +101,14 @@ _ENGINES = "tests/launch/third_party/test_real_engines.py"
 #: Held by other tests, that have what these need.
 ELSEWHERE = {
     "make test": ".ci/run",
+    "make wheel-aarch64": ".github/workflows/package.yml",
+    "make wheel-freethreaded FREETHREADED=python3.14t": "Makefile",
+    "pip uninstall --yes smdistributed-dataparallel smdistributed-modelparallel": "docker/extend.Dockerfile",
+    "smddp completion bash > ~/.local/share/bash-completion/completions/smddp": "tests/cli/test_pages.py",
+    "smddp man doctor | man -l -": "tests/cli/test_pages.py",
+    "smddp man --to ~/.local/share/man/man1": "tests/cli/test_pages.py",
+    "ln -s smddp ~/.local/share/bash-completion/completions/smddprun": "tests/cli/test_pages.py",
+    "torchrun --standalone --nproc-per-node 4 examples/ddp.py --steps 20": "tests/hosts/test_training.py",
     "smddp trace": "tests/pages/test_examples.py",
     "python examples/elastic_ddp.py": "tests/faults/test_living_on.py",
     "smddprun --nproc 4 python examples/tensorflow_mnist.py": "Makefile",
@@ -124,9 +139,8 @@ def environment(place: Path) -> dict[str, str]:
 
 def written(command: str, place: Path, row: Row, page: str) -> subprocess.CompletedProcess:
     """Runs a command of a page in `place`, with that page's script beside it."""
-    blocks = reading.scripts(page)
-    if blocks:
-        (place / "script.py").write_text(blocks[row.script])
+    blocks = reading.scripts(page) or reading.scripts(FIRST)
+    (place / "script.py").write_text(blocks[row.script])
     env, words = environment(place), ["bash", "-c", command]
     if row.hosts:
         command = re.sub(r"\bHOST\b|\ba(?=:\d)", "h0", re.sub(r"\bb(?=:\d)", "h1", command))
@@ -183,14 +197,13 @@ def test_command_works_as_documented(page: str, command: str, more: str, place: 
     holds(page, f"{command} {more}".strip(), ROWS[command], place)
 
 
-QUICK = "docs/quickstart.md"
 FOUR_RANKS, FOUR_PROCESSES = "torchrun --standalone --nproc-per-node 4 script.py", "smddprun --nproc 4 python script.py"
 PRINTED = {
     "README torch": ("README.md", TORCH, FOUR_RANKS, "rank 3 of 4: [6.0, 6.0, 6.0, 6.0]"),
     "README arrays": ("README.md", ARRAYS, FOUR_PROCESSES, "rank 0 of 4: [4. 4. 4.]"),
-    "script.py": (QUICK, TORCH, FOUR_RANKS, "tensor([4., 4., 4., 4.])"),
-    "notebook": (QUICK, 1, "python script.py", "2.0"),
-    "arrays": (QUICK, ARRAYS, FOUR_PROCESSES, "[4. 4. 4.]"),
+    "script.py": (FIRST, TORCH, FOUR_RANKS, "rank 3 of 4: [4.0, 4.0, 4.0, 4.0]"),
+    "notebook": (FIRST, 1, "python script.py", "2.0"),
+    "arrays": (FIRST, ARRAYS, FOUR_PROCESSES, "[4. 4. 4.]"),
 }
 
 

@@ -14,8 +14,9 @@ CONTAINER_MODEL = "/opt/ml/model"
 class PyTorch(Framework):
     """Estimator with the interface of `sagemaker.pytorch.PyTorch`; `fit` runs the job here.
 
-    docs/estimator.md has every argument and every rule of `distribution`. Raises ValueError for a broken rule or an
-    argument that a job here cannot follow, TypeError for unknown arguments.
+    docs/reference/estimator-arguments.md has every argument, docs/reference/estimator-rules.md every rule of
+    `distribution`. Raises ValueError for a broken rule or an argument that a job here cannot follow, TypeError for
+    unknown arguments.
     """
 
     _framework_name = "pytorch"

@@ -194,7 +194,7 @@ class Framework(serving.ServiceMethods):
         wait: return after the job's end; else see `latest_training_job.wait()`. logs: print the ranks' output.
         dry_run: print the commands, start nothing, and return them. interface, port: see `commands`.
         processes_per_host: ranks of each host without a number. engine: "slurm", "kubernetes" or "torchx";
-        engine_options: the engine's own, see docs/estimator.md.
+        engine_options: the engine's own, see docs/guides/estimator.md.
 
         Raises ValueError for missing or unfit inputs, hosts, options or scripts, ImportError without the package of an
         engine; smddp.estimator.LaunchError, a RuntimeError, where the job fails, with the first rank that failed, its

@@ -48,8 +48,8 @@ class _Trainer(Framework):
 class ModelTrainer:
     """Trainer with the interface of `sagemaker.train.ModelTrainer`; `train` runs the job here.
 
-    docs/estimator.md has every argument. Raises ValueError for a broken rule or an argument that a job here cannot
-    follow, TypeError for unknown arguments.
+    docs/reference/estimator-arguments.md has every argument. Raises ValueError for a broken rule or an argument that a
+    job here cannot follow, TypeError for unknown arguments.
     """
 
     def __init__(

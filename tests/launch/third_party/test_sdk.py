@@ -76,7 +76,7 @@ TAKEN = {
     "TensorFlow, parameter server": case({"parameter_server": ON}, kind="TensorFlow", model_dir=False),
     "TensorFlow, workers mirrored": case({"multi_worker_mirrored_strategy": ON}, kind="TensorFlow", model_dir=False),
 }
-#: Both reject these, with the same kind of error where the table of docs/estimator.md says "the same".
+#: Both reject these, with the same kind of error except for the rules that docs/reference/estimator-arguments.md lists.
 REFUSED = {
     "two libraries": case({"smdistributed": {"dataparallel": ON, "modelparallel": ON}}),
     "an unknown library": case({"smdistributed": {"dataparalel": ON}}),
@@ -99,7 +99,7 @@ REFUSED = {
         {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "/no/such/file"}}, **MPI8}, **V1
     ),
 }
-#: We refuse these alone, as the table says.
+#: We refuse these alone, as that table says.
 LET_THROUGH = {
     "an unknown strategy": case({"torch_distribute": ON}),
     "an unknown key": case({"mpi": {"enabled": True, "process_per_host": 8}}),

@@ -66,7 +66,8 @@ class Kubernetes:
         """Returns the TrainJob without the job's files. Raises ValueError where the schema would reject it."""
         if work.image in (None, engines.NO_IMAGE):
             raise ValueError(
-                f"image_uri is {work.image!r}: give the image that the pods run, with smddp in it (docs/containers.md)"
+                f"image_uri is {work.image!r}: give the image that the pods run, with smddp in it "
+                "(docs/guides/containers.md)"
             )
         # The runtime's controller passes torchrun the rest in PET_* variables.
         torchrun = [work.python, "-m", "torch.distributed.run", *COMMAND_FOLLOWS, *work.torchrun_words()]
