@@ -252,7 +252,7 @@ class Pages:
             "".join(bullet(self.text(document, text)) for text in data["limits"]),
         ]
         parts.append("## Next\n")
-        raw = f"- All figures, and findings without a table: [{source}](../../{source})\n"
+        raw = f"- [All figures, and findings without a table](../../{source})\n"
         parts.append(f"{raw}- [Benchmark results](index.md)\n- [Measurement method](method.md)\n")
         return "\n".join(parts)
 
