@@ -124,7 +124,7 @@ def hanging_job(folder: Path) -> Iterator[list[str]]:
 
 def debug_a_hang(_pictures: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as made, hanging_job(Path(made)) as pids:
-        return {"smddp status": run([*SMDDP, "status", *pids], Path(made))}
+        return {"smddp status": run([*SMDDP, "status", *pids], Path(made)).replace(f"{made}/", "")}
 
 
 def traces_and_replay(pictures: Path) -> dict[str, str]:
