@@ -411,17 +411,9 @@ docs-check: $(STAMPS)/wheel $(STAMPS)/test-tools ## compare these pages with the
 	$(BIN)/python scripts/docs/generate.py --check
 	$(BIN)/python scripts/results_pages.py --check
 
-.PHONY: doctor-page
-doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/doctor.md (root or user namespaces)
-	$(BIN)/python scripts/screens.py docs/doctor.md
-
-.PHONY: status-page
-status-page: $(STAMPS)/wheel ## regenerate the screens and the trace of docs/observability.md, of a live job
-	$(BIN)/python scripts/screens.py docs/observability.md
-
 .PHONY: screens
-screens: $(STAMPS)/wheel $(STAMPS)/test-tools ## regenerate docs/screens.md and its pictures
-	$(BIN)/python scripts/screens.py docs/screens.md
+screens: $(STAMPS)/wheel $(STAMPS)/torch $(STAMPS)/test-tools ## regenerate the screens and pictures of docs/guides/ (root or user namespaces)
+	$(BIN)/python scripts/screens.py $(addprefix docs/guides/,check-a-machine.md debug-a-hang.md traces-and-replay.md benchmark.md tune.md simulate.md)
 
 # What it writes is committed, so that no other build needs a compiler for GPUs. It downloads NVIDIA's, 250 MB.
 .PHONY: kernels
@@ -432,10 +424,10 @@ kernels: $(STAMPS)/venv ## compile the reductions of GPUs again, and assemble th
 # Simulated, so the machine does not matter; a few minutes, most of it for 1,024 nodes.
 SIMULATE := cargo run --release --quiet -p smddp-bench -- simulate
 .PHONY: scaling
-scaling: ## regenerate the plots of docs/scaling.md and docs/results/scaling.md (simulated)
+scaling: ## regenerate the plots of docs/results/scaling.md and docs/guides/simulate.md (simulated)
 	$(SIMULATE) all_gather --cluster p4d --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/results/scaling-p4d.svg
 	$(SIMULATE) all_gather --cluster p5 --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/results/scaling-p5.svg
-	cargo run --release --quiet -p smddp-bench -- explain all_gather --cluster p4d --nodes 4 --ppn 4 --bytes 16M --draw docs/scaling-plan.svg
+	cargo run --release --quiet -p smddp-bench -- explain all_gather --cluster p4d --nodes 4 --ppn 4 --bytes 16M --draw docs/guides/simulate-plan.svg
 
 .PHONY: clean
 clean: ## remove build products (keeps .venv)

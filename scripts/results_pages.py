@@ -25,6 +25,8 @@ from smddp.observability import svg
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ROWS, MOST_COLUMNS = 12, 6
+#: Pages of docs/results/ that no file of bench/results/ gives.
+HANDWRITTEN = ("method.md",)
 #: Keys that an object must have, and the type of each value; object: any type.
 NEEDED: Mapping[str, type] = {
     **dict.fromkeys(("page", "title", "question", "answer"), str),
@@ -250,8 +252,8 @@ class Pages:
             "".join(bullet(self.text(document, text)) for text in data["limits"]),
         ]
         parts.append("## Next\n")
-        raw = f"- All figures, and findings without a table: [{source}](../../{source})\n"
-        parts.append(f"{raw}- [Benchmark results](index.md)\n- [Performance](../performance.md)\n")
+        raw = f"- [All figures, and findings without a table](../../{source})\n"
+        parts.append(f"{raw}- [Benchmark results](index.md)\n- [Measurement method](method.md)\n")
         return "\n".join(parts)
 
     def summary(self) -> str:
@@ -275,7 +277,9 @@ class Pages:
             slower.append(f"- [{title}]({name}.md#where-smddp-is-slower): {count} measured cases\n")
         parts += ["## Where smddp is slower\n", "".join(slower)]
         parts += ["## Repeat it\n", f"    {data['repeat']['command']}\n", wrapped(data["repeat"]["text"])]
-        parts.append("## Next\n\n- [Performance](../performance.md)\n- [smddp-bench](../bench.md)\n")
+        parts.append(
+            "## Next\n\n- [Measurement method](method.md)\n- [Benchmark collectives](../guides/benchmark.md)\n"
+        )
         return "\n".join(parts)
 
     # -- charts --
@@ -360,7 +364,8 @@ def main(arguments: list[str]) -> int:
         print(f"results_pages.py: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    extra = [path for path in (options.root / "docs" / "results").glob("*.md") if path not in texts]
+    pages = (options.root / "docs" / "results").glob("*.md")
+    extra = [path for path in pages if path not in texts and path.name not in HANDWRITTEN]
     if options.check:
         for path in [*stale, *extra]:
             print(f"{path.relative_to(options.root)} differs from bench/results/: run `make docs`", file=sys.stderr)

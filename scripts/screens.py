@@ -1,11 +1,10 @@
-"""Writes the screens of a page of docs/, and its picture, from what the commands say here.
+"""Writes the output of the commands in pages of docs/guides/, and their pictures, from what they print here.
 
-  scripts/screens.py docs/doctor.md           `smddp doctor`, and its heat map
-  scripts/screens.py docs/observability.md    `smddp status` of a job, and its trace
-  scripts/screens.py docs/screens.md          `smddp info`, a bench with its plot, two compared, a plan with its drawing
+  scripts/screens.py docs/guides/check-a-machine.md ...
 
-The doctor's second screen is of four "hosts" of network namespaces (bench/lab/netlab), one of which has a slow link; it
-needs what the lab needs. The job (screens_job.py) is live, and hangs. Figures are those of the machine that runs it.
+A page's console block that begins with `$ COMMAND` gets the output of that command. Figures are those of the machine
+that runs this. The last screen of check-a-machine.md needs the lab's network namespaces (bench/lab/netlab). The job of
+debug-a-hang.md and traces-and-replay.md (screens_job.py) is live, and hangs.
 """
 
 import os
@@ -16,39 +15,83 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-LAB = Path(__file__).parents[1] / "bench" / "lab" / "netlab"
+ROOT = Path(__file__).parents[1]
 JOB = Path(__file__).with_name("screens_job.py")
 SMDDP = [sys.executable, "-m", "smddp"]
-DOCTOR = [*SMDDP, "doctor"]
 RANKS = 4
+#: Characters of a line of the replay's report that a page shows.
+LONGEST = 146
+SIZES = "-b 1K -e 64M -f 8"
+#: The lines of `smddp doctor` and `smddp info` that a page shows; the others are "...".
+DOCTOR_LINES = ("shared memory", "open files", "interfaces", "nodes")
+INFO_LINES = ("cores", "in a node", "between nodes")
 
 
-def said(command: list[str]) -> str:
+def words_of(command: str) -> list[str]:
+    """Returns the words of a page's command, with the programs of this interpreter and of this repository."""
+    first, *rest = shlex.split(command)
+    programs = {"smddp": SMDDP, "smddp-bench": [*SMDDP, "bench"], "bench/lab/netlab": [str(ROOT / "bench/lab/netlab")]}
+    return [*programs[first], *(word if word != "smddp" else shutil.which("smddp") or word for word in rest)]
+
+
+def run(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "COLUMNS": "116", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120).stdout
+    done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=120)
+    return done.stdout
 
 
-def in_the_lab(svg: Path) -> str:
-    lab = ["--hosts", "4", "--rate", "1gbit", "--fault", "0s rate host=2 to=10mbit", "--keep-going", "--timeout", "90"]
-    whole = said([sys.executable, str(LAB), "run", *lab, "--raw", "--", *DOCTOR, "--svg", str(svg)])
-    return "\n".join(line for line in whole.splitlines() if not line.startswith("netlab:"))
+def some_lines(screen: str, prefixes: tuple[str, ...]) -> str:
+    """Returns the first line, the lines that begin with one of `prefixes` after the status, and the last line."""
+    lines = screen.rstrip().splitlines()
+    shown, wanted = [lines[0], ""], False
+    for line in lines[2:-1]:
+        continued = line.startswith(" " * 20)
+        wanted = wanted if continued else re.sub(r"^ +(?:(?:ok|warn|FAIL) +)?", "", line).startswith(prefixes)
+        if wanted:
+            shown += [line]
+        elif shown[-1] != "  ...":
+            shown += ["  ..."]
+    return "\n".join([*shown, lines[-1]])
 
 
-def interesting(screen: str) -> str:
-    """Without the lines of what is well."""
+def shortened(screen: str, cut: str) -> str:
+    """Returns the screen with each run of lines that match `cut` as one line "..."."""
+    lines: list[str] = []
+    for line in screen.splitlines():
+        if not re.match(cut, line):
+            lines += [line]
+        elif lines[-1:] != ["..."]:
+            lines += ["..."]
+    return "\n".join(lines)
+
+
+def problems(screen: str) -> str:
+    """Returns the screen of the doctor without the lines of checks that passed."""
     lines, shown = [], True
     for line in screen.splitlines():
+        if line.startswith("netlab:"):
+            continue
         shown = not line.startswith("  ok ") if line.startswith("  ") and line[2] != " " else shown or not line
         lines += [line] if shown else []
     return re.sub("\n{3,}", "\n\n", "\n".join(lines))
 
 
-def doctor(page: Path) -> list[str]:
-    return [said(DOCTOR), interesting(in_the_lab(page.with_name("doctor-pairs.svg")))]
+def check_a_machine(pictures: Path) -> dict[str, str]:
+    doctor, info = "smddp doctor", "smddp info"
+    lab = (
+        "bench/lab/netlab run --hosts 4 --rate 1gbit --fault '0s rate host=2 to=10mbit' --keep-going --raw"
+        " -- smddp doctor --svg doctor-pairs.svg"
+    )
+    settings = "\nsettings: "
+    return {
+        doctor: some_lines(run(words_of(doctor), pictures), DOCTOR_LINES),
+        lab: problems(run(words_of(lab), pictures)),
+        info: some_lines(run(words_of(info), pictures).partition(settings)[0], INFO_LINES),
+    }
 
 
 @contextmanager
@@ -79,45 +122,75 @@ def hanging_job(folder: Path) -> Iterator[list[str]]:
         job.wait(60)
 
 
-def job(page: Path) -> list[str]:
+def debug_a_hang(_pictures: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as made, hanging_job(Path(made)) as pids:
-        status = said([*SMDDP, "status", *pids, "--dump", f"{made}/dumps"])
-        dumps = sorted(map(str, Path(made, "dumps").iterdir()))
-        said([*SMDDP, "trace", *dumps, "-o", str(page.with_name("trace.svg"))])
-    return [status.replace(f"{made}/", "")]
+        return {"smddp status": run([*SMDDP, "status", *pids], Path(made)).replace(f"{made}/", "")}
 
 
-def commands(page: Path) -> list[str]:
-    """Each of the page's headings is the command; the files that it names lie beside the page, or are not kept."""
-    bench, screens = [*SMDDP, "bench"], []
+def traces_and_replay(pictures: Path) -> dict[str, str]:
+    trace, replay = "smddp trace dumps -o trace.json", "smddp-bench replay dumps --timeout 2"
     with tempfile.TemporaryDirectory() as made:
-        sizes = ["-b", "1K", "-e", "64M", "-f", "8"]
-        said(["env", "SMDDP_ALGO=mesh", *bench, "all_reduce", "--nproc", "2", *sizes, "-J", f"{made}/mesh.json"])
-        for line in re.findall("^## `(.*)`$", page.read_text(), re.M):
-            words = shlex.split(line)
-            command = [*(SMDDP if words[0] == "smddp" else bench), *words[1:]]
-            for at, word in enumerate(command):
-                if word.endswith(".json"):
-                    command[at] = f"{made}/{word}"
-                elif word.endswith((".png", ".svg")):
-                    command[at] = str(page.with_name(word))
-            screens.append(said(command).replace(f"{made}/", "").replace(f"{page.parent}/", ""))
-    screens[0] = screens[0].partition("\nsettings: ")[0]
+        folder = Path(made)
+        with hanging_job(folder) as pids:
+            run([*SMDDP, "status", *pids, "--dump", "dumps"], folder)
+        run([*SMDDP, "trace", "dumps", "-o", str(pictures / "trace.svg")], folder)
+        report = [
+            line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+            for line in run(words_of(replay), folder).splitlines()
+        ]
+        return {trace: run(words_of(trace), folder), replay: "\n".join(report)}
+
+
+def commands(*lines: str, before: str = "", plot: str = "", cut: str = "") -> Callable[[Path], dict[str, str]]:
+    """Returns a function that runs the commands in one folder. A command writes its pictures beside the page.
+
+    before: a first command, with SMDDP_ALGO=mesh; plot: a last one. The output of both is not shown. cut: a regular
+    expression of output lines that are replaced by "...".
+    """
+
+    def screens(pictures: Path) -> dict[str, str]:
+        with tempfile.TemporaryDirectory() as made:
+            folder, found = Path(made), {}
+            if before:
+                run(["env", "SMDDP_ALGO=mesh", *words_of(before)], folder)
+            for line in [*lines, *([plot] if plot else [])]:
+                words = [str(pictures / word) if word.endswith((".svg", ".png")) else word for word in words_of(line)]
+                found[line] = run(words, folder).replace(f"{pictures}/", "")
+            return {line: shortened(found[line], cut) if cut else found[line] for line in lines}
+
     return screens
 
 
-SCREENS = {"doctor.md": doctor, "observability.md": job, "screens.md": commands}
+SCREENS: Mapping[str, Callable[[Path], dict[str, str]]] = {
+    "check-a-machine.md": check_a_machine,
+    "debug-a-hang.md": debug_a_hang,
+    "traces-and-replay.md": traces_and_replay,
+    "benchmark.md": commands(
+        f"smddp-bench all_reduce --nproc 2 {SIZES} -J reduce.json",
+        "smddp-bench compare mesh.json reduce.json",
+        "smddp-bench all_reduce --torch smddp,gloo --nproc 2 -b 8 -e 4M -f 64 -n 20 -J figures.json",
+        before=f"smddp-bench all_reduce --nproc 2 {SIZES} -J mesh.json",
+        cut=r"# (Coll|nThr|Using)|#  Rank|# ?$| +(8192|524288|4194304|33554432) ",
+        plot="smddp-bench compare figures-gloo.json figures-smddp.json --plot benchmark-torch.png",
+    ),
+    "tune.md": commands("smddp-bench explain all_gather --bytes 256K --nodes 2 --ppn 2 --draw tune-plan.svg"),
+    "simulate.md": commands(
+        "smddp-bench simulate all_gather --cluster p5 --nodes 2,32 --bytes 256M",
+        "smddp-bench simulate all_gather --cluster p5 --nodes 2,32 --bytes 256M --best",
+    ),
+}
 
 
 def main(arguments: list[str]) -> int:
-    page = Path(arguments[0])
-    screens = SCREENS[page.name](page)
-    wanted = len(screens)
-    text, count = re.subn(
-        r"```text\n.*?```", lambda _: f"```text\n{screens.pop(0).rstrip()}\n```", page.read_text(), flags=re.S
-    )
-    assert count == wanted, f"{page} has {count} screens, not {wanted}"
-    page.write_text(text)
+    for page in map(Path, arguments):
+        text = page.read_text()
+        for command, output in SCREENS[page.name](page.parent.absolute()).items():
+            block = re.compile(rf"^```console\n\$ {re.escape(command)}\n.*?^```$", re.M | re.S)
+            clean = "\n".join(line.rstrip() for line in output.strip().splitlines())
+            screen = f"```console\n$ {command}\n{clean}\n```"
+            text, count = block.subn(screen.replace("\\", r"\\"), text)
+            assert count == 1, f"{page} has {count} blocks of {command!r}, not 1"
+        page.write_text(text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The job of docs/observability.md: one rank is late in every step, and in the end another one comes no more."""
+"""The job of docs/guides/debug-a-hang.md: rank 1 is late in every step, and rank 3 hangs before the last call."""
 
 import os
 import time

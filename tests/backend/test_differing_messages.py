@@ -202,6 +202,6 @@ def messages_and_collectives() -> list[str | None]:
 @pytest.mark.slow
 @on_ranks(2, 3, seconds=SECONDS)
 def test_a_collective_never_completes_against_a_message():
-    # The number and words of the reports depend on timing; docs/reliability.md has the counts.
+    # The number and words of the reports depend on timing; docs/results/faults.md has the counts.
     for line in filter(None, messages_and_collectives()):
         print(line)

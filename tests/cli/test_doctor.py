@@ -519,8 +519,9 @@ def test_errors_point_at_lines_that_exist_by_words_that_the_core_has():
 
 
 def test_the_page_shows_lines_that_exist():
-    screens = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "doctor.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs/guides/check-a-machine.md").read_text()
+    screens = re.findall(r"```console\n\$ [^\n]*smddp doctor(.*?)```", page, re.DOTALL)
     shown = {
         match for screen in screens for match in re.findall(r"^  (?:ok  |warn|FAIL)  (\S.*?)(?:  |$)", screen, re.M)
     }
-    assert shown == NAMES
+    assert shown and shown <= NAMES

@@ -23,7 +23,7 @@ WARNED = {
     "rules": "rules of SageMaker Debugger do not run here",
     "debugger_hook_config": "SageMaker Debugger does not run here",
     "tensorboard_output_config": "nothing is uploaded; write TensorBoard logs to SM_OUTPUT_DATA_DIR",
-    "profiler_config": "SageMaker's profiler does not run here; see docs/observability.md",
+    "profiler_config": "SageMaker's profiler does not run here; see docs/guides/monitoring.md",
     "experiment_config": "SageMaker Experiments is not there",
 }
 #: Arguments that a job here cannot follow.

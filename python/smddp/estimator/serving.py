@@ -36,10 +36,10 @@ INSTEAD = {
     "compile_model": "nothing is compiled here: compile the model in the training script",
     "create_model": "no model of SageMaker's is made here: use the folder of model_data, or call deploy()",
     "delete_endpoint": "call delete_endpoint() of the predictor that deploy() returns",
-    "enable_default_profiling": "SageMaker's profiler does not run here: see docs/observability.md",
+    "enable_default_profiling": "SageMaker's profiler does not run here: see docs/guides/monitoring.md",
     "register": "jobs here have no model registry: keep the folder of model_data, or register it in MLflow",
     "transformer": "no batch transform runs here: call predict() of deploy(), or a second job",
-    "update_profiler": "SageMaker's profiler does not run here: see docs/observability.md",
+    "update_profiler": "SageMaker's profiler does not run here: see docs/guides/monitoring.md",
 }
 
 
