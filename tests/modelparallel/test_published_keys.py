@@ -50,9 +50,9 @@ def test_data_counts_distinct_dictionaries():
     kinds = ("configurations", "refused")
     found = [value[0] if kind == "refused" else value for kind in kinds for value in PUBLISHED[kind].values()]
     assert len({json.dumps(value, sort_keys=True) for value in found}) == len(found) == 69
-    page = (Path(__file__).parents[2] / "docs" / "smp-v1.md").read_text(encoding="utf-8").replace("\n", " ")
+    page = (Path(__file__).parents[2] / "docs" / "migrate" / "smp-v1.md").read_text(encoding="utf-8").replace("\n", " ")
     accepted, refused = len(PUBLISHED["configurations"]), len(PUBLISHED["refused"])
-    assert f"{accepted} of {len(found)} published dictionaries are accepted, {refused} are refused" in page
+    assert f"`init` accepts {accepted} of {len(found)} published dictionaries; {refused} are refused" in page
     print(f"{len(found)} distinct dictionaries: {accepted} accepted, {refused} refused")
 
 

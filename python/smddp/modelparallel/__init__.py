@@ -1,6 +1,6 @@
 """SMP v1: any model as a pipeline over processes. Scripts import it as `smdistributed.modelparallel.torch`.
 
-docs/smp-v1.md lists every symbol and key.
+docs/guides/smp-v1 describes its use.
 
 Imports `observability`, `sagemaker`, `smp` and `torch`.
 """

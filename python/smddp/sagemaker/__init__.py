@@ -6,7 +6,7 @@
     >>> model = FSDP(model, ...)   # unchanged
 
 `tsm.state` says where this process stands, `tsm.patches()` what was changed in torch. The interface is that of the
-SageMaker model parallelism library v2; docs/smp.md lists every symbol and key.
+SageMaker model parallelism library v2; docs/guides/smp describes its use.
 
 Imports `smp` and `torch`.
 """

@@ -61,67 +61,120 @@ def _key(
 class Config:
     """Every key of SMP v1 with its value."""
 
-    pipeline_parallel_degree: int = _key(1, "stages that the model is cut into; also called partitions", least=1)
-    microbatches: int = _key(1, "equal parts that a step's batch is split into", least=1)
+    pipeline_parallel_degree: int = _key(
+        1, "number of stages that the model is cut into; also called partitions", least=1
+    )
+    microbatches: int = _key(1, "number of equal parts that a step's batch is split into", least=1)
     pipeline: str = _key(
-        "interleaved", "order of forward and backward passes", one_of=("interleaved", "simple", "_only_forward")
+        "interleaved",
+        "backward passes as early as possible (interleaved), after all forward passes (simple), or none",
+        one_of=("interleaved", "simple", "_only_forward"),
     )
     active_microbatches: int = _key(
-        None, "microbatches at work at once; by default pipeline_parallel_degree + 2", kind=int, least=1
+        None, "number of microbatches in progress; by default pipeline_parallel_degree + 2", kind=int, least=1
     )
-    optimize: str = _key("memory", "what auto_partition saves: memory or speed", one_of=("memory", "speed"))
+    optimize: str = _key("memory", "sets memory_weight: 0.8 for memory, 0.2 for speed", one_of=("memory", "speed"))
     memory_weight: float = _key(
         None,
-        "memory against computation in auto_partition's costs; 0.8, or 0.2 under speed",
+        "weight of memory against computation in the costs of the cut; by default as optimize sets it",
         kind=float,
         least=0,
         most=1,
     )
-    auto_partition: bool = _key(True, "cut by costs; modules under smp.partition() stay where that puts them")
+    auto_partition: bool = _key(
+        True,
+        "cut by costs at the first step; smp.partition() places modules first; False needs default_partition",
+    )
     default_partition: int = _key(0, "stage of modules outside smp.partition() without auto_partition", least=0)
-    placement_strategy: str = _key("cluster", "which ranks are neighbours: cluster, spread, or letters D, P, T")
-    ddp: bool = _key(False, "average gradients over the replicas of the model; needed where there are several")
+    placement_strategy: str = _key(
+        "cluster", "order of ranks: cluster (DPT), spread (TPD), or the letters D, P, T; the last letter varies fastest"
+    )
+    ddp: bool = _key(False, "average gradients over the replicas of the model; required if there are several")
     ddp_port: int = _key(None, "port of DDP's own group", kind=int, least=0, no_effect="one default group serves all")
     ddp_dist_backend: str = _key(
-        "auto", "backend of a default group that init makes; auto is smddp", one_of=("auto", "nccl", "smddp", "gloo")
+        "auto",
+        "backend of the default group, if init creates it; auto is smddp; needs ddp",
+        one_of=("auto", "nccl", "smddp", "gloo"),
     )
     deterministic_server: bool = _key(False, "same order of work in every run; here it always is")
     contiguous: bool = _key(True, "TensorFlow's: stages of neighbours", instead="auto_partition cuts contiguous stages")
     horovod: bool = _key(False, "TensorFlow's: replicas by Horovod", instead="'ddp': True")
-    load_partition: bool = _key(False, "read the cut from partition_file")
-    partition_file: str = _key(None, "the cut is written there, or read by load_partition", kind=str)
-    skip_tracing: bool = _key(False, "cut by parameters alone, without a run that gives costs")
-    tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1)
+    load_partition: bool = _key(False, "read the cut from partition_file, as written or as you changed it")
+    partition_file: str = _key(
+        None,
+        "rank 0 writes the cut of auto_partition to this JSON file: the stage of each module by its name",
+        kind=str,
+    )
+    skip_tracing: bool = _key(
+        False, "cut by parameters alone, without the run of one microbatch on stage 0 that measures costs"
+    )
+    tensor_parallel_degree: int = _key(1, "number of ranks that shard each layer", least=1)
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch")
-    fp16: bool = _key(False, "float16 model, float32 master weights")
-    fp16_params: bool = _key(False, "modules under smp.tensor_parallelism() get float16 parameters")
-    bf16: bool = _key(False, "bfloat16 computation, float32 masters; under sharded data parallelism")
-    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state")
-    offload_activations: bool = _key(False, "checkpointed modules' inputs wait in host memory")
-    activation_loading_horizon: int = _key(4, "tasks ahead of which offloaded activations are loaded", least=1)
-    sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1)
-    sdp_reduce_bucket_size: int = _key(500_000_000, "elements of a bucket of gradients at most", least=1)
-    sdp_param_persistence_threshold: int = _key(1_000_000, "units of smaller parameters stay gathered", least=0)
-    sdp_max_live_parameters: int = _key(1_000_000_000, "prefetch pauses above it", least=1)
+    fp16: bool = _key(
+        False, "float16 model and inputs, float32 outputs and losses; the optimizer steps float32 master weights"
+    )
+    fp16_params: bool = _key(
+        False,
+        "modules under smp.tensor_parallelism() get float16 parameters at every tensor degree; the script casts "
+        "inputs, scales the loss and steps",
+    )
+    bf16: bool = _key(
+        False, "bfloat16 computation, float32 master weights; only with sharded_data_parallel_degree above 1"
+    )
+    shard_optimizer_state: bool = _key(
+        False,
+        "each replica of a stage steps a share of whole parameters, balanced by size, and holds only their state; not "
+        "with sharded_data_parallel_degree",
+    )
+    offload_activations: bool = _key(
+        False, "inputs of modules under smp.set_activation_checkpointing() wait in host memory; needs such a module"
+    )
+    activation_loading_horizon: int = _key(
+        4, "number of checkpointed modules whose offloaded inputs are loaded ahead of a backward pass", least=1
+    )
+    sharded_data_parallel_degree: int = _key(
+        1, "number of ranks that shard the parameters, a divisor of rdp_size; needs one stage and ddp", least=1
+    )
+    sdp_reduce_bucket_size: int = _key(
+        500_000_000, "elements; a larger module is gathered and reduced by its submodules", least=1
+    )
+    sdp_param_persistence_threshold: int = _key(
+        1_000_000, "elements; layers with only smaller parameters keep them gathered to the end of the step", least=0
+    )
+    sdp_max_live_parameters: int = _key(
+        1_000_000_000,
+        "elements; the backward pass gathers the next layer ahead only if both layers have no more",
+        least=1,
+    )
     sdp_hierarchical_allgather: bool = _key(
         True, "gather inside nodes first", no_effect="the backend chooses how it gathers, by the nodes"
     )
     sdp_gradient_clipping: float = _key(1.0, "norm that a step's gradients are clipped to; 0: none", least=0)
-    delayed_parameter_initialization: bool = _key(False, "parameters get values when the model is cut or sharded")
-    overlapping_allreduce: bool = _key(True, "average over replicas during backward; also of DistributedModel")
+    delayed_parameter_initialization: bool = _key(
+        False, "accepted; smp.delay_param_initialization() delays values, with a warning if no module used it"
+    )
+    overlapping_allreduce: bool = _key(
+        True, "average over replicas during the last backward pass, else after it; also of DistributedModel"
+    )
     trace_device: str = _key(
         "gpu", "also of DistributedModel", one_of=("gpu", "cpu"), no_effect="the model is traced on its own device"
     )
-    fast_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
-    static_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
+    fast_mode: bool = _key(False, "undocumented; in published scripts", no_effect=_SCHEDULE)
+    static_mode: bool = _key(False, "undocumented; in published scripts", no_effect=_SCHEDULE)
     checkpoint_attentions: bool = _key(
-        False, "published only", no_effect="smp.set_activation_checkpointing() names the modules to checkpoint"
+        False,
+        "undocumented; in published scripts",
+        no_effect="smp.set_activation_checkpointing() names the modules to checkpoint",
     )
     _match_weights: bool = _key(
-        False, "published only", no_effect="shared layers always have the values of the script's modules"
+        False,
+        "undocumented; in published scripts",
+        no_effect="shared layers always have the values of the script's modules",
     )
     _fp32_grad_accumulation: bool = _key(
-        False, "published only", no_effect="gradients of microbatches add up in the type of their parameters"
+        False,
+        "undocumented; in published scripts",
+        no_effect="gradients of microbatches add up in the type of their parameters",
     )
 
     def __post_init__(self) -> None:

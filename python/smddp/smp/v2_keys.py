@@ -34,34 +34,67 @@ KEYS = {
             int,
             0,
             0,
-            "ranks that share one copy of the parameters; 0 leaves FSDP as the script made it, 1 shards nothing",
+            "number of ranks that share one copy of the parameters; 0 leaves FSDP as the script calls it (all "
+            "data-parallel ranks with tensor_parallel_degree above 1), 1 shards nothing; times tensor_parallel_degree "
+            "it divides the number of ranks",
         ),
-        Key("sm_activation_offloading", bool, True, meaning="`offload_wrapper` prefetches, instead of on demand"),
+        Key(
+            "sm_activation_offloading",
+            bool,
+            True,
+            meaning="`offload_wrapper` prefetches; an error if no module inside it is checkpointed",
+        ),
         Key(
             "activation_loading_horizon",
             int,
             2,
             1,
-            meaning="layers loaded back ahead of the backward pass",
+            meaning="number of layers loaded ahead of the backward pass; at most one more is on the device",
         ),
-        Key("fsdp_cache_flush_warnings", bool, True, meaning="warn when the CUDA allocator had to flush its cache"),
+        Key(
+            "fsdp_cache_flush_warnings",
+            bool,
+            True,
+            meaning="RuntimeWarning after a step in which the CUDA allocator flushed its cache",
+        ),
         Key("allow_empty_shards", bool, False, meaning="accepted; torch's engines always allow empty shards"),
-        Key("tensor_parallel_degree", int, 1, 1, "ranks that share each layer; takes effect in `transform`"),
+        Key(
+            "tensor_parallel_degree",
+            int,
+            1,
+            1,
+            "number of ranks that shard each layer, after `transform`; divides the number of ranks",
+        ),
         Key(
             "tensor_parallel_checks",
             int,
             10,
-            meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
+            meaning="number of forward passes, in training and again in evaluation, in which the ranks of a tensor "
+            "group compare their inputs; 0: none",
         ),
-        Key("context_parallel_degree", int, 1, 1, "ranks that hold parts of the same sequences; see `transform`"),
+        Key(
+            "context_parallel_degree",
+            int,
+            1,
+            1,
+            "number of ranks that hold parts of the same sequences, after `transform`; divides the sharding group",
+        ),
         Key(
             "expert_parallel_degree",
             int,
             1,
             1,
-            "ranks among which experts are spread; takes effect in `transform` with a `MoEConfig`",
+            "number of ranks that experts are distributed over, after `transform` with a `MoEConfig`; divides the "
+            "data-parallel ranks",
         ),
-        Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),
+        Key(
+            "random_seed",
+            int,
+            12345,
+            0,
+            meaning="seed of delayed initialization and, plus the tensor rank, of sharded regions; older name: "
+            "tensor_parallel_seed",
+        ),
     )
 }
 

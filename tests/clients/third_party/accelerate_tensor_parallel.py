@@ -1,4 +1,4 @@
-"""Accelerate with FSDP2 and tensor parallelism, with both degrees configured as in docs/smp.md."""
+"""Accelerate with FSDP2 and tensor parallelism, with both degrees configured as in docs/guides/smp."""
 
 import os
 

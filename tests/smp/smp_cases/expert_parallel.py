@@ -75,7 +75,7 @@ def _exchanged() -> int:
 
 
 def case_token_traffic_matches_the_documented_formula():
-    """docs/smp.md: each way, per layer, one row for each token and rank that holds any of its experts."""
+    """docs/guides/smp/expert-parallelism.md: one row per layer and direction for each token and rank that needs it."""
     with initialized(4):
         experts, k, tokens, hidden = 2, 2, 24, 32
         generator = torch.Generator().manual_seed(dist.get_rank())

@@ -50,7 +50,7 @@ def _experts(rows: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, f
 
 
 def tokens_cross_once_for_each_node_that_needs_them():
-    """docs/smp.md, "How experts are spread": the bytes each way, and fewer of them than without nodes."""
+    """docs/guides/smp/expert-parallelism.md: the bytes each way, and fewer of them than without nodes."""
     with initialized(expert=4):
         group, rank, b = this_process(), dist.get_rank(), 8
         node, first = rank // 2, rank * EXPERTS
@@ -146,7 +146,7 @@ def uneven_nodes_use_flat_dispatch_and_log_it():
 
 
 def keys_and_values_cross_by_the_formula():
-    """docs/smp.md, "Context parallelism": a ring crosses where its next rank is on the other node; a gather is one
+    """docs/guides/smp/context-parallelism.md: a ring crosses where its next rank is on the other node; a gather is one
     collective of a group that spans both."""
     with initialized(context=4):
         rank = dist.get_rank()

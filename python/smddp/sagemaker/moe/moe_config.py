@@ -15,7 +15,7 @@ class MoEConfig:
     """The ``config`` of `transform` for a model with experts.
 
     Attributes:
-        smp_moe: spread the experts and balance their router; False leaves the model's own layers as they are.
+        smp_moe: spread the experts and balance their router; False leaves the model's own layers, at degree 1 only.
         random_seed: of the shuffle, >= 0. Experts' initial values are the model's own, at any degree.
         moe_load_balancing: how tokens are spread: "aux_loss", "sinkhorn", "balanced" or "none", see
             `expert_parallel/balancing.py`.

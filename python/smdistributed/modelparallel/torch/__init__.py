@@ -1,4 +1,4 @@
-"""SMP v1: `import smdistributed.modelparallel.torch as smp`. docs/smp-v1.md lists every symbol and key."""
+"""SMP v1: `import smdistributed.modelparallel.torch as smp`. Guides: docs/guides/smp-v1."""
 
 from smddp.modelparallel.activation import set_activation_checkpointing
 from smddp.modelparallel.checkpointing.checkpoint import resume_from_checkpoint, save_checkpoint
