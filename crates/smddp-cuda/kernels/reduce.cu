@@ -11,7 +11,8 @@
  * thread asks for BATCH sources, up to four packs of 16 bytes each, before it folds the first: with 512 threads in a
  * block that is 128 KiB in flight, half of the registers. For four sources or more that should reach the 64 bytes a
  * cycle that a multiprocessor takes from the second cache (110 GB/s), or some 50 GB/s from a peer, where the latency is
- * the limit. These figures are computed; on an H200 a multiprocessor moved 59 GB/s, read and written (docs/gpu.md).
+ * the limit. These figures are computed; on an H200 a multiprocessor moved 59 GB/s, read and written
+ * (bench/results/gpu.json).
  */
 
 typedef unsigned int u32;

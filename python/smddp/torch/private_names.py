@@ -80,7 +80,7 @@ class PrivateName:
         """Returns the error of a use without the name."""
         return MissingNameError(
             f"{self.feature}: not available, because {_release(self.path)} has no {self.path}. "
-            "Update smddp, or install a release that docs/torch.md lists"
+            "Update smddp, or install a release that docs/reference/supported-versions.md lists"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -125,11 +125,11 @@ settings! {
     SMDDP_TUNE = "", shared, tune: Table = tune;
     /// 1: every reduction combines the values of the ranks in one fixed order, a tree over the group's ranks, for
     /// equal bits with any algorithm, size, transport and split into nodes. auto: only in groups of a mesh dimension
-    /// or a split that nodes divide differently. 0: never (docs/reproducibility.md)
+    /// or a split that nodes divide differently. 0: never (docs/guides/determinism.md)
     SMDDP_CANONICAL_ORDER = "auto", shared, canonical: CanonicalOrder = named;
     /// format between nodes of 32-bit floats in all_gather, reduce_scatter and all_reduce of 64 KiB and more: bf16,
     /// f16 or int8 (one scale per 256 elements), or by collective: all_gather=bf16,reduce_scatter=int8. Empty:
-    /// uncompressed (docs/formats.md)
+    /// uncompressed (docs/guides/compression.md)
     SMDDP_WIRE_FORMAT = "", shared, formats: Formats = Formats::parse;
     /// bytes of a pipeline segment, at most SMDDP_STAGING_BYTES. Empty: chosen by size and number of ranks
     SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = optional(|text| Ok(bytes(64)(text)? & !63));

@@ -1,4 +1,4 @@
-"""Data parallel training with TensorFlow, under its historic name: docs/tensorflow.md has every symbol."""
+"""Data parallel training with TensorFlow, under its historic name: docs/guides/tensorflow.md."""
 
 from smddp import __version__
 from smddp.tensorflow.all_reduce import Compression, ReduceOp
